@@ -1,0 +1,1 @@
+"""The programs behind the ``gaian`` verbs, installed as ``gaian_hpc.jobs``."""

@@ -1,0 +1,1 @@
+"""The CUDA C++ sources, as package data; there is no Python here."""
