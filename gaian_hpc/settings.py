@@ -1,9 +1,76 @@
-"""The typed tree of all settings; defaults < TOML file < command line (``gaian_hpc.cli`` parses them)."""
+"""The typed tree of all settings and their allowed ranges (``gaian_hpc.config`` reads and writes them)."""
 
 from __future__ import annotations
 
+import dataclasses
+import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
+
+from .errors import SettingsError
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """The numbers a setting may take: ``low`` to ``high``, either open where said."""
+
+    low: float = -math.inf
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def admits(self, value: float) -> bool:
+        """Tell whether ``value`` is finite and in the range."""
+        over = value > self.low if self.above else value >= self.low
+        under = value < self.high if self.below else value <= self.high
+        return math.isfinite(value) and over and under
+
+    def __str__(self) -> str:
+        bounds = []
+        if self.low > -math.inf:
+            bounds.append(f"{'above' if self.above else 'at least'} {self.low:g}")
+        if self.high < math.inf:
+            bounds.append(f"{'below' if self.below else 'at most'} {self.high:g}")
+        return " and ".join(bounds) or "finite"
+
+
+def ranged(default: Any, low: float = -math.inf, high: float = math.inf, *, above: bool = False,
+           below: bool = False) -> Any:
+    """Return a dataclass field with a default and a :class:`Range`; methods' ``Options`` may use it, too.
+
+    Parameters
+    ----------
+    default : int or float
+    low, high : float
+        Allowed bounds, themselves allowed unless ``above`` (for low) or ``below`` (for high) is true.
+    """
+    return field(default=default, metadata={"range": Range(low, high, above, below)})
+
+
+def check_ranges(tree: Any, prefix: str = "") -> None:
+    """Check every number of a dataclass tree against its range.
+
+    Parameters
+    ----------
+    tree : dataclass instance
+        Fields without a range must be finite all the same.
+    prefix : str
+        Put before the names in messages, as ``renderer.``.
+
+    Raises
+    ------
+    SettingsError
+        Naming the first setting out of range, the value found and those allowed.
+    """
+    for f in dataclasses.fields(tree):
+        value, name = getattr(tree, f.name), prefix + f.name
+        if dataclasses.is_dataclass(value):
+            check_ranges(value, f"{name}.")
+            continue
+        allowed = f.metadata.get("range", Range())
+        for number in value if isinstance(value, tuple) else (value,):
+            if isinstance(number, (int, float)) and not allowed.admits(number):
+                raise SettingsError(f"setting {name} is {value}; it must be {allowed}")
 
 
 @dataclass(frozen=True)
@@ -32,96 +99,165 @@ class DataSettings:
         Use ``masks/`` where present.
     """
 
-    factor: int = 1
-    max_side: int = 0
-    test_every: int = 8
+    factor: int = ranged(1, 1)
+    max_side: int = ranged(0, 0)
+    test_every: int = ranged(8, 0)
     init: str = "sfm"
-    n_random: int = 100_000
-    cache_mb: int = 1024
-    prefetch: int = 4
+    n_random: int = ranged(100_000, 1)
+    cache_mb: int = ranged(1024, 1)
+    prefetch: int = ranged(4, 0)
     background: Literal["black", "white", "random"] = "black"
     masks: bool = True
 
 
 @dataclass(frozen=True)
 class OptimizerSettings:
-    """Adam over points (Kerbl et al. 2023); ``selective`` touches only the points that a unit sees (Taming 3DGS)."""
+    """Adam over points (Kerbl et al. 2023).
+
+    Parameters
+    ----------
+    kind : str
+        ``selective`` touches only the points that a unit sees (Taming 3DGS); ``dense`` touches all.
+    beta1, beta2 : float
+        Decay rates of the first and second moments.
+    eps : float
+        Added to the root of the second moment.
+    lr_scale : float
+        Factor on every learning rate.
+    """
 
     kind: Literal["selective", "dense"] = "selective"
-    beta1: float = 0.9
-    beta2: float = 0.999
-    eps: float = 1e-15
-    lr_scale: float = 1.0
+    beta1: float = ranged(0.9, 0, 1, below=True)
+    beta2: float = ranged(0.999, 0, 1, below=True)
+    eps: float = ranged(1e-15, 0, above=True)
+    lr_scale: float = ranged(1.0, 0, above=True)
 
 
 @dataclass(frozen=True)
 class DensifySettings:
-    """Density control; ``default`` is clone/split/prune/reset of 3DGS, ``mcmc`` is Kheradmand et al. 2024.
+    """Density control.
 
     Parameters
     ----------
+    strategy : str
+        ``default`` is clone, split, prune and reset of 3DGS; ``mcmc`` is Kheradmand et al. 2024; ``none`` keeps
+        the points there are.
     cap : int
         Largest number of points of the whole scene, for every strategy; 0 = no cap (``mcmc``: 1,000,000).
     start, stop, every : int
         Edits happen at multiples of ``every`` with start < step < stop; stop = 0 means half of the run,
         at most 15,000 (``mcmc``: 25,000 or 5/6 of the run).
+    grad_threshold : float
+        Mean screen gradient (normalised device coordinates) from which a point is cloned or split.
+    absgrad : bool
+        Judge by the sum of absolute pixel gradients instead.
+    absgrad_threshold : float
+        The threshold used with ``absgrad``.
+    split_scale : float
+        Points larger than this share of the scene's extent are split, smaller ones cloned.
+    prune_opacity : float
+        Points below this opacity are removed.
+    prune_scale : float
+        Points larger than this share of the extent are removed after the first opacity reset.
+    reset_every : int
+        Steps between opacity resets; 0 = never.
+    noise_lr : float
+        ``mcmc``: factor of the position noise.
+    opacity_reg, scale_reg : float
+        ``mcmc``: weights of the mean opacity and the mean scale in the loss.
+    grow_factor : float
+        ``mcmc``: growth of the number of points per edit.
     """
 
     strategy: Literal["default", "mcmc", "none"] = "default"
-    cap: int = 0
-    start: int = 500
-    stop: int = 0
-    every: int = 100
-    grad_threshold: float = 0.0002
+    cap: int = ranged(0, 0)
+    start: int = ranged(500, 0)
+    stop: int = ranged(0, 0)
+    every: int = ranged(100, 1)
+    grad_threshold: float = ranged(0.0002, 0)
     absgrad: bool = False
-    absgrad_threshold: float = 0.0008
-    split_scale: float = 0.01
-    prune_opacity: float = 0.005
-    prune_scale: float = 0.1
-    reset_every: int = 3000
-    noise_lr: float = 5e5
-    opacity_reg: float = 0.01
-    scale_reg: float = 0.01
-    grow_factor: float = 1.05
+    absgrad_threshold: float = ranged(0.0008, 0)
+    split_scale: float = ranged(0.01, 0)
+    prune_opacity: float = ranged(0.005, 0, 1, below=True)
+    prune_scale: float = ranged(0.1, 0, above=True)
+    reset_every: int = ranged(3000, 0)
+    noise_lr: float = ranged(5e5, 0)
+    opacity_reg: float = ranged(0.01, 0)
+    scale_reg: float = ranged(0.01, 0)
+    grow_factor: float = ranged(1.05, 1)
 
 
 @dataclass(frozen=True)
 class CheckpointSettings:
-    """When checkpoints are written and how many are kept (0 = all)."""
+    """When checkpoints are written.
 
-    every: int = 1000
-    keep: int = 2
+    Parameters
+    ----------
+    every : int
+        Steps between checkpoints; one is written at the end in any case.
+    keep : int
+        Newest checkpoints kept; 0 = all.
+    compress : bool
+        Compress with deflate, which stock HDF5 tools read.
+    """
+
+    every: int = ranged(1000, 1)
+    keep: int = ranged(2, 0)
     compress: bool = False
 
 
 @dataclass(frozen=True)
 class Settings:
-    """All settings of a training run.
+    """All settings of a training run; those of the method itself are its ``Options``.
 
     Parameters
     ----------
+    method : str
+        Name of an installed method.
+    backend : str
+        Where kernels run; ``auto`` takes ``cuda`` where it works.
     steps : int
         Optimizer steps; the position learning rate decays over them.
+    seed : int
+        Key of all random numbers; the same seed and settings give the same bits.
+    threads : int
+        Threads per rank; 0 = all cores this process may use.
     views_per_step : int
         Views of one unit (batch); learning rates and betas follow the square-root rule.
     patch_size : int
         Largest side of a patch in pixels, rounded to tiles; part of the result's last bits.
-    threads : int
-        Threads per rank; 0 = all cores this process may use.
     ssim_weight : float
         Loss = (1 - w) L1 + w (1 - SSIM).
+    log_every : int
+        Steps between lines of ``metrics.jsonl``.
     """
 
     method: str = "gaussian3d"
     backend: Literal["auto", "cpu", "cuda"] = "auto"
-    steps: int = 30_000
-    seed: int = 0
-    threads: int = 0
-    views_per_step: int = 1
-    patch_size: int = 512
-    ssim_weight: float = 0.2
+    steps: int = ranged(30_000, 1)
+    seed: int = ranged(0, 0, 2**63 - 1)
+    threads: int = ranged(0, 0)
+    views_per_step: int = ranged(1, 1)
+    patch_size: int = ranged(512, 16)
+    ssim_weight: float = ranged(0.2, 0, 1)
     data: DataSettings = field(default_factory=DataSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     densify: DensifySettings = field(default_factory=DensifySettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
-    log_every: int = 10
+    log_every: int = ranged(10, 1)
+
+    def validate(self) -> Settings:
+        """Return self if every value is allowed.
+
+        Raises
+        ------
+        SettingsError
+            Naming the setting, the value found and those allowed.
+        """
+        check_ranges(self)
+        if self.data.init not in ("sfm", "random") and not self.data.init.lower().endswith(".ply"):
+            raise SettingsError(f"setting data.init is {self.data.init!r}; it must be sfm, random or the path of a .ply file")
+        stop = self.densify.stop
+        if stop and stop <= self.densify.start:
+            raise SettingsError(f"setting densify.stop is {stop}; it must be 0 or above densify.start ({self.densify.start})")
+        return self
