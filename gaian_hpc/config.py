@@ -21,6 +21,7 @@ from .renderers.base import renderer_class
 from .settings import Settings, check_ranges
 
 OPTIONS_KEY = "renderer"
+SAVED_NAME = "settings.toml"
 
 
 class LineParser(ArgumentParser):
@@ -46,7 +47,8 @@ def add_settings(parser: LineParser, method: str) -> None:
     parser.add_class_arguments(renderer_class(method).Options, OPTIONS_KEY)
 
 
-def parse_settings(parser: LineParser, arguments: Sequence[str], files: Sequence[Path]) -> tuple[Namespace, Settings, Any]:
+def parse_settings(parser: LineParser, arguments: Sequence[str],
+                   files: Sequence[Path]) -> tuple[Namespace, Settings, Any]:
     """Parse a command line over the files given, later files over earlier ones.
 
     Parameters
@@ -80,9 +82,24 @@ def parse_settings(parser: LineParser, arguments: Sequence[str], files: Sequence
     return arguments, *_checked(tree)
 
 
+def settings_files(arguments: Sequence[str]) -> list[Path]:
+    """Return the files a command line takes settings from: those saved in a run it resumes, then its ``--config``."""
+    chooser = _chooser()
+    chooser.add_argument("--config", nargs="?")
+    chooser.add_argument("-o", "--output", nargs="?")
+    chooser.add_argument("--resume", action="store_true")
+    named = chooser.parse_known_args(list(arguments))[0]
+    files = []
+    if named.resume and named.output and (saved := Path(named.output) / SAVED_NAME).exists():
+        files.append(saved)
+    if named.config:
+        files.append(Path(named.config))
+    return files
+
+
 def chosen_method(arguments: Sequence[str], tables: Sequence[Mapping[str, Any]]) -> str:
     """Return the method that a command line, else the last file naming one, else the default chooses."""
-    chooser = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
+    chooser = _chooser()
     chooser.add_argument("--method", nargs="?")
     if named := chooser.parse_known_args(list(arguments))[0].method:
         return named
@@ -172,6 +189,11 @@ def flatten(table: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, A
             yield from flatten(value, f"{prefix}{name}.")
         else:
             yield prefix + name, value
+
+
+def _chooser() -> argparse.ArgumentParser:
+    """Return a parser for a first look at a few arguments; the full parser, built from what it finds, complains."""
+    return argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
 
 
 def _checked(tree: Namespace) -> tuple[Settings, Any]:

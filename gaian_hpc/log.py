@@ -82,4 +82,4 @@ class MetricsLog:
         try:
             return int(json.loads(line)["step"])
         except (ValueError, KeyError, TypeError):
-            raise DataError(f"{self.path}:{number}: not a JSON line with a step; move the file away to resume") from None
+            raise DataError(f"{self.path}:{number}: not a JSON line with a step; move the file away") from None

@@ -256,8 +256,8 @@ class Settings:
         """
         check_ranges(self)
         if self.data.init not in ("sfm", "random") and not self.data.init.lower().endswith(".ply"):
-            raise SettingsError(f"setting data.init is {self.data.init!r}; it must be sfm, random or the path of a .ply file")
-        stop = self.densify.stop
-        if stop and stop <= self.densify.start:
-            raise SettingsError(f"setting densify.stop is {stop}; it must be 0 or above densify.start ({self.densify.start})")
+            raise SettingsError(f"setting data.init is {self.data.init!r}; it must be sfm, random or a .ply file's path")
+        start, stop = self.densify.start, self.densify.stop
+        if 0 < stop <= start:
+            raise SettingsError(f"setting densify.stop is {stop}; it must be 0 or above densify.start, {start}")
         return self

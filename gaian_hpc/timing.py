@@ -80,5 +80,5 @@ def format_phases(milliseconds: Mapping[str, float]) -> str:
     """Return ``phase  ms  share`` lines with a total."""
     total = sum(milliseconds.values())
     width = max([len(n) for n in milliseconds] + [len("total")])
-    rows = [f"{n:<{width}} {ms:>10.3f} ms {100 * ms / total if total else 0.0:>5.1f} %" for n, ms in milliseconds.items()]
+    rows = [f"{name:<{width}} {ms:>10.3f} ms {100 * ms / (total or 1):>5.1f} %" for name, ms in milliseconds.items()]
     return "\n".join([*rows, f"{'total':<{width}} {total:>10.3f} ms"])
