@@ -7,25 +7,9 @@ from collections.abc import Mapping
 import numpy as np
 
 from ..arrays import ArrayTable, Attribute
+from .activation import activate, deactivate
 
-
-def activate(attribute: Attribute, raw: np.ndarray) -> np.ndarray:
-    """Return the activated values of ``raw``; the same array for the identity."""
-    if attribute.activation == "exp":
-        return np.exp(raw)
-    if attribute.activation == "sigmoid":
-        return (1.0 / (1.0 + np.exp(-raw.astype(np.float64)))).astype(np.float32)
-    return raw
-
-
-def deactivate(attribute: Attribute, value: np.ndarray) -> np.ndarray:
-    """Return the stored values whose activation is ``value``, float32."""
-    v = np.asarray(value, np.float64)
-    if attribute.activation == "exp":
-        v = np.log(v)
-    elif attribute.activation == "sigmoid":
-        v = np.log(v) - np.log1p(-v)
-    return v.astype(np.float32)
+__all__ = ["PointStore", "activate", "deactivate"]
 
 
 class PointStore:
