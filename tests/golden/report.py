@@ -1,0 +1,105 @@
+"""One golden file against one backend: what was compared, with which verdict, and what was not provided."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from importlib.util import find_spec
+from pathlib import Path
+
+import numpy as np
+
+from . import gaussian3d, training
+from .cases import Case, CaseError, load_case
+from .compare import Comparison
+
+INPUTS = re.compile(r"v_.*|f32relerr__.*|means|quats|scales|opacities|sh|viewmat|K|background|case_labels|width|height|"
+                    r"sh_degree|seed|near|far|eps2d|fragile|radii_fragile|dirs|coeffs|target|window|lambda_dssim|"
+                    r"param0|grads|visible|[a-z]_(lr|beta1|beta2|eps)|sched_(steps|lr_init|lr_final|max_steps)")
+MEASURES = {"gaussian3d scene": gaussian3d.measure_scene, "gaussian3d projection": gaussian3d.measure_projection,
+            "sh": gaussian3d.measure_sh}
+
+
+@dataclass(frozen=True)
+class Report:
+    """The verdicts on one file, in the file's order, and the names of outputs that the package does not give."""
+
+    path: Path
+    kind: str
+    comparisons: list[Comparison]
+    not_provided: list[str]
+
+    @property
+    def ok(self) -> bool:
+        """Whether all that was compared is near enough, and something was."""
+        return bool(self.comparisons) and all(c.ok for c in self.comparisons)
+
+    def lines(self) -> list[str]:
+        """Return the table to print."""
+        rows = [f"{self.path.name}: {self.kind}"]
+        for c in self.comparisons:
+            typical = "" if np.isnan(c.typical) else f"   typical row {c.typical:.1e} (≤ {c.typical_tolerance:.1e})"
+            note = f"   {c.note}" if c.note else ""
+            rows.append(f"  {'ok  ' if c.ok else 'MISS'} {c.name:<24} {c.error:.1e} (≤ {c.tolerance:.1e}){typical}{note}")
+        if self.not_provided:
+            rows.append(f"  not provided: {', '.join(self.not_provided)}")
+        n_missed = sum(not c.ok for c in self.comparisons)
+        rows.append(f"  {len(self.comparisons)} arrays compared, {n_missed} missed")
+        return rows
+
+
+def implementation_of(backend: str) -> gaussian3d.Implementation:
+    """Return the ``gaussian3d`` of a backend; ``reference`` is the float64 oracle itself.
+
+    Raises
+    ------
+    CaseError
+        If the package has no such method yet.
+    """
+    if backend == "reference":
+        return gaussian3d.Implementation.reference()
+    if find_spec("gaian_hpc.renderers.gaussian3d") is None:
+        raise CaseError("method gaussian3d is not available")
+    from gaian_hpc.backends import get_backend
+    from gaian_hpc.renderers.gaussian3d import Gaussian3D
+
+    chosen = get_backend(backend)
+
+    def build(degree: int, antialiased: bool, eps2d: float) -> Gaussian3D:
+        options = Gaussian3D.Options(sh_degree=degree, antialiased=antialiased, eps2d=eps2d)
+        return Gaussian3D(options, chosen).at_degree(degree)
+
+    return gaussian3d.Implementation(build, np.float32)
+
+
+def _compare(case: Case, backend: str) -> list[Comparison]:
+    exact = backend == "reference"
+    if case.kind in MEASURES:
+        measure = MEASURES[case.kind]
+        got = measure(case, implementation_of(backend))
+        single = {} if exact else measure(case, gaussian3d.Implementation.reference(np.float32))
+        if exact and "v_covars" in case:
+            got |= gaussian3d.covariance_arrays(case)
+        return gaussian3d.compare_all(case, got, single, exact)
+    if exact:
+        raise CaseError(f"{case.path}: there is no reference backend for {case.kind} cases; use cpu")
+    if case.kind in training.COMPARES:
+        return training.COMPARES[case.kind](case)
+    raise CaseError(f"{case.path}: method {case.kind} is not available")
+
+
+def check(path: str | Path, backend: str = "cpu") -> Report:
+    """Compare everything a golden file holds with what the package computes from its inputs.
+
+    Raises
+    ------
+    CaseError
+        If the file cannot be read or tests what is not available.
+    """
+    case = load_case(path)
+    comparisons = _compare(case, backend)
+    compared = {c.name for c in comparisons}
+    missing = [name for name in case if name not in compared and not INPUTS.fullmatch(name)]
+    if case.kind == "ssim":
+        missing.remove("image")
+    return Report(case.path, case.kind, comparisons, missing)
