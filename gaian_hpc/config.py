@@ -217,12 +217,16 @@ def _near(name: str, known: Sequence[str]) -> str:
 def _one_line(message: str, known: Sequence[str]) -> str:
     """Reword the parsing library's complaints, which run over several lines and speak of Python types."""
     text = " ".join(message.split())
-    if found := re.fullmatch(r'Parser key "(.+?)": Expected an? (.+)\. Got value: (.*)', text):
-        name, wanted, value = found.groups()
-        wanted = re.sub(r"^(?:typing\.)?Literal\[(.*)\]$", r"one of \1", wanted)
-        wanted = re.sub(r"^<class '(\w+)'>$", r"of type \1", wanted).replace("'", "")
-        return f"setting {name} is {value!r}; it must be {wanted}"
+    if found := re.fullmatch(r'Parser key "(.+?)": .*(?:Got|Given) value: (.*)', text):
+        wanted = re.findall(r"Expected an? (.+?)(?=\. Got value| - Expected| Given value type)", text)
+        allowed = [_kind(w) for w in wanted if "NoneType" not in w]
+        return f"setting {found[1]} is {found[2]!r}; it must be {' or '.join(allowed) or 'of another type'}"
     if found := re.fullmatch(r"unrecognized arguments: (.*)", text):
         unknown = next((w for w in found[1].split() if w.startswith("-")), found[1]).partition("=")[0]
         return f"unknown argument {unknown}{_near(unknown, known)}"
     return text
+
+
+def _kind(wanted: str) -> str:
+    wanted = re.sub(r"^(?:typing\.)?Literal\[(.*)\]$", r"one of \1", wanted)
+    return re.sub(r"^<class '(\w+)'>$", r"of type \1", wanted).replace("'", "")

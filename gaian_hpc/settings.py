@@ -256,7 +256,7 @@ class Settings:
         """
         check_ranges(self)
         if self.data.init not in ("sfm", "random") and not self.data.init.lower().endswith(".ply"):
-            raise SettingsError(f"setting data.init is {self.data.init!r}; it must be sfm, random or a .ply file's path")
+            raise SettingsError(f"setting data.init is {self.data.init!r}; it must be sfm, random or a .ply path")
         start, stop = self.densify.start, self.densify.stop
         if 0 < stop <= start:
             raise SettingsError(f"setting densify.stop is {stop}; it must be 0 or above densify.start, {start}")
