@@ -1,0 +1,214 @@
+"""The tile compositor on CPU cores, written once for every method (design §3).
+
+``make_compositor`` takes a method's scalar functions and returns the forward and backward kernels over 16×16 tiles:
+
+- ``load(geometry, s) -> p`` reads splat s into a tuple of scalars;
+- ``alpha(p, px, py) -> a`` is the opacity of the splat at a pixel centre, before the clamp at 0.99 and the cut at 1/255;
+- ``moments(p, px, py, g) -> tuple`` are the terms whose sums over pixels give the gradient of ``p``, for
+  g = a · dL/da.
+
+Each tile keeps its pixels in planes of one scratch buffer (transmittance, last contributor, channels …), so that LLVM
+sees constant distances between them and vectorises the loop over pixels without alias checks. Backward writes the sums
+of each (tile, splat) pair to a slot of its own; they are added per splat in tile order, whatever thread
+made them (design §6).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numba import njit, prange, uintp
+from numba.extending import register_jitable
+
+from .lanes import PIXELS, add, add_planes, dot, load_planes, load_row, scale, store_row
+
+ALPHA_MAX = np.float32(0.99)
+ALPHA_MIN = np.float32(1.0 / 255.0)
+TRANSMITTANCE_MIN = np.float32(1e-4)
+
+# Reassociation lets sums over pixels run in vector lanes: a fixed order for a fixed build, whatever the thread.
+FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
+
+_ZERO = np.float32(0.0)
+_ONE = np.float32(1.0)
+_HALF = np.float32(0.5)
+
+
+@dataclass(frozen=True, slots=True)
+class Compositor:
+    """The kernels of one method for one number of channels.
+
+    Attributes
+    ----------
+    forward : callable
+        Takes the tile lists, the patch's origin in the view, geometry (M, G), features (M, C) and pixel rows (M, 2) of
+        the splats; writes planes (C, h, w), transmittance (h, w) and last (h, w), the rank of the last contributor.
+    backward : callable
+        Takes the same, v_planes (C, h, w), v_alpha (h, w) and what forward wrote; writes sums (I, moments + C).
+    n_moments, n_channels : int
+        Columns of ``sums``: moments first, then one per channel.
+    """
+
+    forward: Callable
+    backward: Callable
+    n_moments: int
+    n_channels: int
+
+
+def make_compositor(load, alpha, moments, n_moments: int, n_channels: int, stamp: int) -> Compositor:
+    """Build the kernels for a method's ``load``, ``alpha`` and ``moments`` (all ``register_jitable``).
+
+    Parameters
+    ----------
+    n_moments, n_channels : int
+        Lengths of the tuple of ``moments`` and of the feature rows.
+    stamp : int
+        Changes whenever the source of the method's functions does; part of the key of numba's disk cache.
+    """
+    channels = (_ZERO,) * n_channels
+    no_moments = (_ZERO,) * n_moments
+
+    @njit(parallel=True, fastmath=FASTMATH, error_model="numpy", nogil=True, cache=True)
+    def forward(order, offsets, items, n_x, x_origin, y_origin, geometry, features, rows, planes, transmittance,
+                last):
+        _ = stamp
+        height, width = transmittance.shape
+        for slot in prange(len(order)):
+            tile = order[slot]
+            x0 = (tile % n_x) * 16
+            y0 = (tile // n_x) * 16
+            buf = np.zeros((4 + n_channels) * PIXELS, np.float32)
+            _pixel_centres(buf, x_origin + x0, y_origin + y0)
+            for i in range(PIXELS):
+                buf[_T + uintp(i)] = _ONE
+            first = offsets[tile]
+            for k in range(first, offsets[tile + 1]):
+                s = items[k]
+                p = load(geometry, s)
+                f = load_row(features, s, 0, channels)
+                low = max(rows[s, 0] - y0, 0)
+                start = uintp(low * 16)
+                rank = np.float32(k - first + 1)
+                for n in range(uintp(max(min(rows[s, 1] - y0, 16) - low, 0) * 16)):
+                    i = uintp(n) + start
+                    a = min(alpha(p, buf[i], buf[_Y + i]), ALPHA_MAX)
+                    t = buf[_T + i]  # negative once the pixel has stopped
+                    t_next = t * (_ONE - a)
+                    hit = (a >= ALPHA_MIN) & (t > _ZERO)
+                    keep = hit & (t_next > TRANSMITTANCE_MIN)
+                    stopped = -t if hit else t
+                    buf[_T + i] = t_next if keep else stopped
+                    buf[_LAST + i] = rank if keep else buf[_LAST + i]
+                    w = a * t if keep else _ZERO
+                    add_planes(buf, i + _CHANNELS, w, f)
+                if (k - first) % 16 == 15 and _all_stopped(buf):
+                    break
+            for i in range(PIXELS):
+                y, x = y0 + (i >> 4), x0 + (i & 15)
+                if y < height and x < width:
+                    transmittance[y, x] = abs(buf[_T + uintp(i)])
+                    last[y, x] = np.int32(buf[_LAST + uintp(i)])
+                    for c in range(n_channels):
+                        planes[c, y, x] = buf[_CHANNELS + uintp(c * PIXELS + i)]
+
+    @njit(parallel=True, fastmath=FASTMATH, error_model="numpy", nogil=True, cache=True)
+    def backward(order, offsets, items, slots, n_x, x_origin, y_origin, geometry, features, rows, v_planes, v_alpha,
+                 transmittance, last, sums):
+        _ = stamp
+        for slot in prange(len(order)):
+            tile = order[slot]
+            x0 = (tile % n_x) * 16
+            y0 = (tile // n_x) * 16
+            buf = np.zeros((5 + n_channels) * PIXELS, np.float32)
+            _pixel_centres(buf, x_origin + x0, y_origin + y0)
+            depth = _load_tile(buf, x0, y0, v_planes, v_alpha, transmittance, last, n_channels)
+            first = offsets[tile]
+            for k in range(first + depth, offsets[tile + 1]):  # behind the last contribution
+                for c in range(n_moments + n_channels):
+                    sums[slots[k], c] = _ZERO
+            for back in range(depth):
+                rank = depth - 1 - back
+                s = items[first + rank]
+                p = load(geometry, s)
+                f = load_row(features, s, 0, channels)
+                low = max(rows[s, 0] - y0, 0)
+                start = uintp(low * 16)
+                reached = np.float32(rank)
+                m = no_moments
+                v_f = channels
+                for n in range(uintp(max(min(rows[s, 1] - y0, 16) - low, 0) * 16)):
+                    i = uintp(n) + start
+                    px, py = buf[i], buf[_Y + i]
+                    raw = alpha(p, px, py)
+                    a = min(raw, ALPHA_MAX)
+                    a = a if (a >= ALPHA_MIN) & (buf[_LAST + i] > reached) else _ZERO
+                    inverse = _ONE / (_ONE - a)
+                    t = buf[_T + i] * inverse  # transmittance in front of this splat
+                    w = a * t
+                    v = load_planes(buf, i + _V_CHANNELS, channels)
+                    q = dot(v, f)
+                    behind = buf[_BEHIND + i]
+                    g = a * (t * q - behind * inverse) if raw <= ALPHA_MAX else _ZERO
+                    buf[_BEHIND + i] = behind + w * q
+                    buf[_T + i] = t
+                    m = add(m, moments(p, px, py, g))
+                    v_f = add(v_f, scale(w, v))
+                store_row(sums, slots[first + rank], 0, m)
+                store_row(sums, slots[first + rank], n_moments, v_f)
+
+    return Compositor(forward, backward, n_moments, n_channels)
+
+
+# Planes of the scratch buffer (x is plane 0); ``behind`` = Σ w q of splats behind, less what the alpha output asks for.
+_Y = uintp(PIXELS)
+_T = uintp(2 * PIXELS)
+_LAST = uintp(3 * PIXELS)
+_CHANNELS = uintp(4 * PIXELS)
+_BEHIND = uintp(4 * PIXELS)
+_V_CHANNELS = uintp(5 * PIXELS)
+
+
+@register_jitable
+def _pixel_centres(buf, x0, y0):
+    for i in range(PIXELS):
+        buf[uintp(i)] = np.float32(x0 + (i & 15)) + _HALF
+        buf[_Y + uintp(i)] = np.float32(y0 + (i >> 4)) + _HALF
+
+
+@register_jitable
+def _all_stopped(buf):
+    t = -_ONE
+    for i in range(PIXELS):
+        t = max(t, buf[_T + uintp(i)])
+    return t <= _ZERO
+
+
+@register_jitable
+def _load_tile(buf, x0, y0, v_planes, v_alpha, transmittance, last, n_channels):
+    height, width = transmittance.shape
+    depth = 0
+    for i in range(PIXELS):
+        y, x = y0 + (i >> 4), x0 + (i & 15)
+        if y < height and x < width:
+            t = transmittance[y, x]
+            buf[_T + uintp(i)] = t
+            buf[_LAST + uintp(i)] = np.float32(last[y, x])
+            depth = max(depth, last[y, x])
+            # d(1 - T)/da_i = T/(1 - a_i) has the form of a splat behind everything
+            buf[_BEHIND + uintp(i)] = -v_alpha[y, x] * t
+            for c in range(n_channels):
+                buf[_V_CHANNELS + uintp(c * PIXELS + i)] = v_planes[c, y, x]
+    return depth
+
+
+@njit(parallel=True, error_model="numpy", nogil=True, cache=True)
+def sum_slots(starts, sums, out):
+    """Add the rows starts[s] … starts[s + 1] of ``sums`` (I, k) float32 per splat, in tile order, into ``out`` (M, k)."""
+    for s in prange(len(starts) - 1):
+        for c in range(sums.shape[1]):
+            out[s, c] = _ZERO
+        for k in range(starts[s], starts[s + 1]):
+            for c in range(sums.shape[1]):
+                out[s, c] += sums[k, c]
