@@ -1,0 +1,53 @@
+"""Rotations and scalings of points, element by element so that results do not depend on neighbours in memory."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from ...arrays import Attribute
+from ...points.store import PointStore, activate, deactivate
+
+
+def rotate(quats: np.ndarray, vectors: np.ndarray, inverse: bool = False) -> np.ndarray:
+    """Rotate vectors by quaternions.
+
+    Parameters
+    ----------
+    quats : (N, 4)
+        ``wxyz``, normalised here; the zero quaternion does not rotate.
+    vectors : (N, 3)
+    inverse : bool
+        Rotate backwards.
+
+    Returns
+    -------
+    (N, 3) float64
+    """
+    w, x, y, z = (quats[:, i].astype(np.float64) for i in range(4))
+    square = w * w + x * x + y * y + z * z
+    factor = np.divide(2.0, square, out=np.zeros_like(square), where=square > 0)
+    if inverse:
+        w = -w
+    a, b, c = (vectors[:, i].astype(np.float64) for i in range(3))
+    # v' = v + 2 u × (u × v + w v) / |q|² with u the vector part
+    p, q, r = y * c - z * b + w * a, z * a - x * c + w * b, x * b - y * a + w * c
+    return np.stack([a + factor * (y * r - z * q), b + factor * (z * p - x * r), c + factor * (x * q - y * p)], axis=1)
+
+
+def multiplied(attribute: Attribute, raw: np.ndarray, factor: float) -> np.ndarray:
+    """Return stored values whose activated values are ``factor`` times those of ``raw``."""
+    if attribute.activation == "exp":
+        return raw + np.float32(math.log(factor))
+    return deactivate(attribute, activate(attribute, raw).astype(np.float64) * factor)
+
+
+def stored(attribute: Attribute, value: float) -> np.float32:
+    """Return the stored value of one activated value."""
+    return deactivate(attribute, np.array([value]))[0]
+
+
+def attribute_of(store: PointStore, name: str) -> Attribute:
+    """Return the entry of the attribute table called ``name``."""
+    return next(a for a in store.attributes if a.name == name)
