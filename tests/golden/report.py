@@ -16,8 +16,9 @@ from .compare import Comparison
 INPUTS = re.compile(r"v_.*|f32relerr__.*|means|quats|scales|opacities|sh|viewmat|K|background|case_labels|width|height|"
                     r"sh_degree|seed|near|far|eps2d|fragile|radii_fragile|dirs|coeffs|target|window|lambda_dssim|"
                     r"param0|grads|visible|[a-z]_(lr|beta1|beta2|eps)|sched_(steps|lr_init|lr_final|max_steps)")
-MEASURES = {"gaussian3d scene": gaussian3d.measure_scene, "gaussian3d projection": gaussian3d.measure_projection,
-            "sh": gaussian3d.measure_sh}
+# What measures a kind of case, and how many float32 runs of the oracle say what float32 costs there.
+MEASURES = {"gaussian3d scene": (gaussian3d.measure_scene, 3),
+            "gaussian3d projection": (gaussian3d.measure_projection, 12), "sh": (gaussian3d.measure_sh, 3)}
 
 
 @dataclass(frozen=True)
@@ -40,7 +41,8 @@ class Report:
         for c in self.comparisons:
             typical = "" if np.isnan(c.typical) else f"   typical row {c.typical:.1e} (≤ {c.typical_tolerance:.1e})"
             note = f"   {c.note}" if c.note else ""
-            rows.append(f"  {'ok  ' if c.ok else 'MISS'} {c.name:<24} {c.error:.1e} (≤ {c.tolerance:.1e}){typical}{note}")
+            rows.append(f"  {'ok  ' if c.ok else 'MISS'} {c.name:<24} {c.error:.1e}   "
+                        f"{c.share:6.1%} of {c.tolerance:.1e}{typical}{note}")
         if self.not_provided:
             rows.append(f"  not provided: {', '.join(self.not_provided)}")
         n_missed = sum(not c.ok for c in self.comparisons)
@@ -75,12 +77,12 @@ def implementation_of(backend: str) -> gaussian3d.Implementation:
 def _compare(case: Case, backend: str) -> list[Comparison]:
     exact = backend == "reference"
     if case.kind in MEASURES:
-        measure = MEASURES[case.kind]
+        measure, n_singles = MEASURES[case.kind]
         got = measure(case, implementation_of(backend))
-        single = {} if exact else measure(case, gaussian3d.Implementation.reference(np.float32))
+        singles = [] if exact else gaussian3d.singles_of(case, measure, n_singles)
         if exact and "v_covars" in case:
             got |= gaussian3d.covariance_arrays(case)
-        return gaussian3d.compare_all(case, got, single, exact)
+        return gaussian3d.compare_all(case, got, singles, exact)
     if exact:
         raise CaseError(f"{case.path}: there is no reference backend for {case.kind} cases; use cpu")
     if case.kind in training.COMPARES:
