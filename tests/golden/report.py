@@ -62,14 +62,11 @@ def implementation_of(backend: str) -> gaussian3d.Implementation:
         return gaussian3d.Implementation.reference()
     if find_spec("gaian_hpc.renderers.gaussian3d") is None:
         raise CaseError("method gaussian3d is not available")
-    from gaian_hpc.backends import get_backend
     from gaian_hpc.renderers.gaussian3d import Gaussian3D
 
-    chosen = get_backend(backend)
-
     def build(degree: int, antialiased: bool, eps2d: float) -> Gaussian3D:
-        options = Gaussian3D.Options(sh_degree=degree, antialiased=antialiased, eps2d=eps2d)
-        return Gaussian3D(options, chosen).at_degree(degree)
+        options = Gaussian3D.Options(sh_degree=degree, antialiased=antialiased, eps2d=eps2d, depth=True)
+        return Gaussian3D(options, backend, absgrad=True)
 
     return gaussian3d.Implementation(build, np.float32)
 
