@@ -26,7 +26,8 @@ def check_adam(npz: Mapping[str, np.ndarray]) -> dict[str, float]:
     errors = {}
     for prefix in sorted(name[:-len("_beta1")] for name in npz if name.endswith("_beta1")):
         dense, store = _run(npz, prefix, "dense")
-        golden = {"params": dense, "exp_avg_last": store.first_moments["x"], "exp_avg_sq_last": store.second_moments["x"],
+        golden = {"params": dense, "exp_avg_last": store.first_moments["x"],
+                  "exp_avg_sq_last": store.second_moments["x"],
                   "selective_params": _run(npz, prefix, "selective")[0]}
         errors |= {f"{prefix}_{name}": _relative(found, npz[f"{prefix}_{name}"])
                    for name, found in golden.items() if f"{prefix}_{name}" in npz}

@@ -111,8 +111,9 @@ class FixedPoints:
         """Check that the attributes which the strategy works on exist."""
         missing = [name for name in self.required if name not in store.raw]
         if missing:
-            raise SettingsError(f"densify.strategy {self.name!r} needs the attribute {missing[0]!r}, which points of this "
-                                f"method do not have (they have: {', '.join(store.raw)}); set densify.strategy to 'none'")
+            raise SettingsError(f"densify.strategy {self.name!r} needs the attribute {missing[0]!r}, which points of "
+                                f"this method do not have (they have: {', '.join(store.raw)}); "
+                                "set densify.strategy to 'none'")
 
     def observe(self, store: PointStore, view: View, rows: np.ndarray, v_splats: ArrayTable) -> None:
         """Gather no statistics."""

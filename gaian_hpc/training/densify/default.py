@@ -11,8 +11,7 @@ from ...arrays import ArrayTable, View
 from ...points.store import PointStore
 from ...rng import normal
 from ...settings import DensifySettings
-from .base import (EditReport, FixedPoints, Gather, global_sums, is_due, one_rank, refuse_empty, rows_of,
-                   select_largest)
+from .base import EditReport, FixedPoints, Gather, global_sums, is_due, one_rank, refuse_empty, rows_of, select_largest
 from .geometry import attribute_of, multiplied, rotate, stored
 
 SPLIT_CHILDREN = 2

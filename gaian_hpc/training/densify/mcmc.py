@@ -58,13 +58,13 @@ class MarkovDensity(FixedPoints):
         return report
 
     def regularize(self, store: PointStore, rows: np.ndarray, v_rows: ArrayTable, n_total: int) -> None:
-        """Add the gradients of the mean opacity and the mean scale of the scene, weighted (equation 10)."""
+        """Add the gradients of the mean opacity and the mean scale of the scene, weighted."""
         for name, weight in (("opacities", self.settings.opacity_reg), ("scales", self.settings.scale_reg)):
             if weight > 0:
                 v_rows[name][...] += np.float32(weight / (n_total * attribute_of(store, name).width))
 
     def after_update(self, store: PointStore, step: int, lr_means: float) -> None:
-        """Move faint points at random along their own covariance (equation 9): Σ · normal · σ(-100 (o - t)) · rate."""
+        """Move faint points at random along their own covariance: Σ · normal · σ(-100 (o - t)) · rate."""
         if lr_means * self.settings.noise_lr == 0:
             return
         values = store.values
@@ -166,8 +166,8 @@ def sample(ids: np.ndarray, weights: np.ndarray, draws: np.ndarray) -> np.ndarra
 def share(opacities: np.ndarray, copies: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return opacity and scale factor of each of n equal copies that together render like one point.
 
-    o' = 1 - (1 - o)^(1/n) and scale · o / Σ_{j=1..n} C(n, j) (-1)^(j-1) o'^j / √j: equation 8 of the paper with its
-    inner sum over binomials done.
+    o' = 1 - (1 - o)^(1/n) and scale · o / Σ_{j=1..n} C(n, j) (-1)^(j-1) o'^j / √j: the relocation rule of the paper,
+    its inner sum over binomials done.
 
     Parameters
     ----------
