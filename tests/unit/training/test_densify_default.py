@@ -97,9 +97,17 @@ def test_oversized_points_are_pruned_only_past_the_first_reset():
         store = with_averages(density, new_store([SMALL, HUGE, HUGE, 0.12], [0.5] * 4), [0, 0, 1, 1])
         report = density.edit(store, step)
         return report.split, report.pruned, report.n_points
-    assert edited(2900) == (2, 0, 6)
+    assert edited(2900) == edited(3000) == (2, 0, 6)
     # Past it the children of point 2 would still be too large, those of point 3 are not.
     assert edited(3100) == (1, 2, 3)
+
+
+def test_an_oversized_point_that_finds_no_place_under_the_cap_is_pruned():
+    density = new_density(cap=4)
+    store = with_averages(density, new_store([0.12, 0.12, SMALL], [0.5] * 3), [1, 2, 0])
+    report = density.edit(store, 3100)
+    assert (report.split, report.pruned, report.n_points) == (1, 1, 3)
+    assert store.ids.tolist() == [2, 3, 4]
 
 
 def test_opacities_are_reset_at_their_cadence_and_their_moments_forgotten():
