@@ -85,7 +85,7 @@ def make_binner(load, touches, stamp: int):
                             slots[at] = slot
                             slot += 1
 
-    @register_jitable
+    @register_jitable(error_model="numpy")
     def _meets(p, x, y):
         x0 = np.float32(x) + np.float32(0.5)
         y0 = np.float32(y) + np.float32(0.5)

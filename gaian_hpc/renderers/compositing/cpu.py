@@ -22,14 +22,11 @@ import numpy as np
 from numba import njit, prange, uintp
 from numba.extending import register_jitable
 
-from .lanes import PIXELS, add, add_planes, dot, load_planes, load_row, scale, store_row
+from .lanes import PIXELS, add, add_planes, dot, fma, load_planes, load_row, scale, store_row
 
 ALPHA_MAX = np.float32(0.99)
 ALPHA_MIN = np.float32(1.0 / 255.0)
 TRANSMITTANCE_MIN = np.float32(1e-4)
-
-# Reassociation lets sums over pixels run in vector lanes: a fixed order for a fixed build, whatever the thread.
-FASTMATH = {"reassoc", "contract", "nsz", "arcp"}
 
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
@@ -70,7 +67,7 @@ def make_compositor(load, alpha, moments, n_moments: int, n_channels: int, stamp
     channels = (_ZERO,) * n_channels
     no_moments = (_ZERO,) * n_moments
 
-    @njit(parallel=True, fastmath=FASTMATH, error_model="numpy", nogil=True, cache=True)
+    @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
     def forward(order, offsets, items, n_x, x_origin, y_origin, geometry, features, rows, planes, transmittance,
                 last):
         _ = stamp
@@ -113,7 +110,7 @@ def make_compositor(load, alpha, moments, n_moments: int, n_channels: int, stamp
                     for c in range(n_channels):
                         planes[c, y, x] = buf[_CHANNELS + uintp(c * PIXELS + i)]
 
-    @njit(parallel=True, fastmath=FASTMATH, error_model="numpy", nogil=True, cache=True)
+    @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
     def backward(order, offsets, items, slots, n_x, x_origin, y_origin, geometry, features, rows, v_planes, v_alpha,
                  transmittance, last, sums):
         _ = stamp
@@ -151,7 +148,7 @@ def make_compositor(load, alpha, moments, n_moments: int, n_channels: int, stamp
                     q = dot(v, f)
                     behind = buf[_BEHIND + i]
                     g = a * (t * q - behind * inverse) if raw <= ALPHA_MAX else _ZERO
-                    buf[_BEHIND + i] = behind + w * q
+                    buf[_BEHIND + i] = fma(w, q, behind)
                     buf[_T + i] = t
                     m = add(m, moments(p, px, py, g))
                     v_f = add(v_f, scale(w, v))
@@ -170,14 +167,14 @@ _BEHIND = uintp(4 * PIXELS)
 _V_CHANNELS = uintp(5 * PIXELS)
 
 
-@register_jitable
+@register_jitable(error_model="numpy")
 def _pixel_centres(buf, x0, y0):
     for i in range(PIXELS):
         buf[uintp(i)] = np.float32(x0 + (i & 15)) + _HALF
         buf[_Y + uintp(i)] = np.float32(y0 + (i >> 4)) + _HALF
 
 
-@register_jitable
+@register_jitable(error_model="numpy")
 def _all_stopped(buf):
     t = -_ONE
     for i in range(PIXELS):
@@ -185,7 +182,7 @@ def _all_stopped(buf):
     return t <= _ZERO
 
 
-@register_jitable
+@register_jitable(error_model="numpy")
 def _load_tile(buf, x0, y0, v_planes, v_alpha, transmittance, last, n_channels):
     height, width = transmittance.shape
     depth = 0

@@ -6,7 +6,7 @@ import numpy as np
 from numba import njit, prange
 from numba.extending import register_jitable
 
-from ..compositing.lanes import exp_nonpositive
+from ..compositing.lanes import exp_nonpositive, fma
 from .projection import (axes_vjp, compensation, covariance, covariance_vjp, direction, in_depth, radii, rotation,
                          rotation_vjp, screen_axes, screen_vjp, to_camera, to_screen)
 from .sh import sh_basis, sh_direction_vjp
@@ -17,24 +17,24 @@ _ZERO = np.float32(0.0)
 _HALF = np.float32(0.5)
 
 
-@register_jitable
+@register_jitable(error_model="numpy")
 def load(geometry, s):
     """Read a splat: mean x, y, conic a, b, c, opacity, and the exponent beyond which alpha < 1/255."""
     return (geometry[s, 0], geometry[s, 1], geometry[s, 2], geometry[s, 3], geometry[s, 4], geometry[s, 5],
             geometry[s, 6])
 
 
-@register_jitable
+@register_jitable(error_model="numpy")
 def alpha(p, px, py):
     """Return opacity · exp(−σ), σ = ½(a dx² + c dy²) + b dx dy; zero where rounding makes σ negative."""
     dx = p[0] - px
     dy = p[1] - py
-    sigma = _HALF * (p[2] * dx * dx + p[4] * dy * dy) + p[3] * dx * dy
+    sigma = fma(_HALF * p[2] * dx, dx, fma(_HALF * p[4] * dy, dy, p[3] * dx * dy))
     a = p[5] * exp_nonpositive(-sigma)
     return a if sigma >= _ZERO else _ZERO
 
 
-@register_jitable
+@register_jitable(error_model="numpy")
 def moments(p, px, py, g):
     """Return g times 1, dx, dy, dx², dx·dy, dy²: their sums give the gradient of every parameter of a splat."""
     dx = p[0] - px
@@ -44,7 +44,7 @@ def moments(p, px, py, g):
     return g, gx, gy, gx * dx, gx * dy, gy * dy
 
 
-@register_jitable
+@register_jitable(error_model="numpy")
 def moments_absgrad(p, px, py, g):
     """As :func:`moments`, then the absolute pixel gradients of the mean (AbsGS, Ye et al. 2024)."""
     dx = p[0] - px
@@ -54,7 +54,7 @@ def moments_absgrad(p, px, py, g):
     return (g, gx, gy, gx * dx, gx * dy, gy * dy, abs(p[2] * gx + p[3] * gy), abs(p[3] * gx + p[4] * gy))
 
 
-@register_jitable
+@register_jitable(error_model="numpy")
 def touches(p, x0, y0, x1, y1):
     """Tell whether the ellipse σ ≤ limit meets a rectangle: the exact minimum of σ over it, with a rounding margin.
 
