@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Header", "Picture", "PictureCache", "PictureSource", "load_picture", "read_header"]
 
-FORMATS = ("JPEG", "MPO", "PNG", "WEBP", "TIFF", "BMP", "PPM")
+FORMATS = ("JPEG", "PNG", "WEBP", "TIFF", "BMP", "PPM")  # JPEG includes the MPO of phones
 EIGHT_BIT_MODES = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr", "HSV", "LAB", "La", "RGBa", "RGBX")
 SIXTEEN_BIT_MODES = ("I;16", "I;16B", "I;16L", "I;16N")
 MAP_BYTES = 256 << 20
