@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +11,8 @@ import numpy as np
 from gaian_hpc.checkpoint.ply import export_points
 from gaian_hpc.checkpoint.reader import read_checkpoint
 from gaian_hpc.errors import SettingsError
-from gaian_hpc.log import get_logger
+
+log = logging.getLogger(__name__)
 
 
 def run(options: Any) -> int:
@@ -39,7 +41,7 @@ def export(run: Path | str, output: Path | str) -> int:
     state = read_checkpoint(run)
     n_bad = sum(int(np.count_nonzero(~np.isfinite(x))) for x in state.store.raw.values())
     if n_bad:
-        get_logger().warning("%s: %d values are not finite and are written as they are", output, n_bad)
+        log.warning("%s: %d values are not finite and are written as they are", output, n_bad)
     export_points(output, state.store.raw)
     print(f"{output}: {state.store.n} points of step {state.step}, {output.stat().st_size} bytes")
     return 0

@@ -123,13 +123,14 @@ def read_gaussian_ply(path: Path | str) -> dict[str, np.ndarray]:
         raise FormatError(f"{path}: holds flat (2D) Gaussians with two scales; three are needed, use a 3DGS file")
     sh = np.empty((len(vertex), 1 + n_rest // 3, 3), np.float32)
     sh[:, 0] = _columns(path, vertex, _numbered("f_dc", 3))
-    sh[:, 1:] = _columns(path, vertex, _numbered("f_rest", n_rest)).reshape(len(vertex), 3, -1).transpose(0, 2, 1)
+    rest = _columns(path, vertex, _numbered("f_rest", n_rest)).reshape(len(vertex), 3, n_rest // 3)
+    sh[:, 1:] = rest.transpose(0, 2, 1)
     raw = {"means": _columns(path, vertex, ("x", "y", "z")), "quats": _columns(path, vertex, _numbered("rot", 4)),
            "scales": _columns(path, vertex, _numbered("scale", 3)),
            "opacities": _columns(path, vertex, ("opacity",))[:, 0], "sh": sh}
     usable = np.any(raw["quats"] != 0, axis=1)
     for values in raw.values():
-        usable &= np.isfinite(values).reshape(len(vertex), -1).all(axis=1)
+        usable &= np.isfinite(values).all(axis=tuple(range(1, values.ndim)))
     return _drop_unusable(path, raw, usable)
 
 
