@@ -36,11 +36,26 @@ def list_checkpoints(run_dir: Path | str) -> list[Path]:
     return [found[step] for step in sorted(found)]
 
 
-def prune_checkpoints(run_dir: Path | str, keep: int) -> None:
-    """Remove all but the newest ``keep`` checkpoints of a run (0 keeps all); for the root only."""
-    for path in list_checkpoints(run_dir)[:-keep] if keep > 0 else []:
+def prune_checkpoints(run_dir: Path | str, keep: int, step: int) -> None:
+    """Remove all but the newest ``keep`` checkpoints up to ``step``, the one just written; for the root only.
+
+    Parameters
+    ----------
+    run_dir : path
+    keep : int
+        0 keeps all.
+    step : int
+        Later checkpoints are neither counted nor removed: a run that went back to this step found them damaged.
+
+    Raises
+    ------
+    GaianError
+        If a folder cannot be removed.
+    """
+    reached = [path for path in list_checkpoints(run_dir) if _step_of(path) <= step]
+    for path in reached[:-keep] if keep > 0 else []:
         with reported(path):
-            gone = path.with_name(f".{path.name.strip('.').removesuffix('.old')}.gone")
+            gone = path.with_name(f".{step_name(_step_of(path))}.gone")
             path.rename(gone)  # a removal cut short must not look like a damaged checkpoint
             shutil.rmtree(gone)
 
@@ -54,6 +69,11 @@ def clean_leftovers(run_dir: Path | str) -> None:
             path.rename(folder / match[1])
         elif match:
             shutil.rmtree(path)
+
+
+def _step_of(path: Path) -> int:
+    """Return the step that the folder of a checkpoint is named after."""
+    return int(_STEP.search(path.name)[1])
 
 
 def working_folder(run_dir: Path | str, step: int) -> Path:

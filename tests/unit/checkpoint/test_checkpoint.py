@@ -191,10 +191,17 @@ def test_a_kill_within_a_replacement_keeps_one_complete_checkpoint(tmp_path, mon
 def test_pruning_keeps_the_newest(tmp_path):
     for step in (5, 100, 20, 12_345_678):
         write_checkpoint(tmp_path, make_state(make_store(3), step))
-    prune_checkpoints(tmp_path, 0)
+    prune_checkpoints(tmp_path, 0, 12_345_678)
     assert [int(p.name[5:]) for p in list_checkpoints(tmp_path)] == [5, 20, 100, 12_345_678]
-    prune_checkpoints(tmp_path, 2)
+    prune_checkpoints(tmp_path, 2, 12_345_678)
     assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step_0000100", "step_12345678"]
+
+
+def test_pruning_never_prefers_a_later_checkpoint_to_the_one_just_written(tmp_path):
+    for step in (100, 300, 200):  # 300 was found damaged, the run went on from 100
+        write_checkpoint(tmp_path, make_state(make_store(3), step))
+    prune_checkpoints(tmp_path, 1, 200)
+    assert sorted(os.listdir(tmp_path / "checkpoints")) == ["step_0000200", "step_0000300"]
 
 
 def test_a_run_without_checkpoints_has_no_latest_one(tmp_path):

@@ -1,6 +1,5 @@
 """Stock HDF5 tools, without this package, read the right values through the index."""
 
-import hashlib
 import re
 import shutil
 import subprocess
@@ -56,13 +55,22 @@ def test_h5dump_prints_all_that_describes_the_scene(tmp_path):
     assert "CHECKSUM FLETCHER32" in shard
 
 
-def test_the_digest_follows_from_h5dump_and_sha256_as_the_format_says(tmp_path):
-    path = write_checkpoint(tmp_path, make_state(), compress=True) / "scene.h5"
-    text = "gaian_hpc digest 1\n"
-    shapes = {"means": "Nx3", "quats": "Nx4", "log_scales": "Nx3", "logit_opacities": "N", "sh": "Nx16x3"}
-    arrays = {f"{group}/{name}": f"<f4 {shape}" for group in ("points", "adam/first_moments", "adam/second_moments")
-              for name, shape in shapes.items()} | {"ids": "<i8 N"}
-    for name in sorted(arrays):
-        h5dump("-d", f"/{name}", "-b", "LE", "-o", tmp_path / "rows.bin", path)
-        text += f"{name} {arrays[name]} {hashlib.sha256((tmp_path / 'rows.bin').read_bytes()).hexdigest()}\n"
-    assert hashlib.sha256(text.encode()).hexdigest() == digest(path)
+def test_the_commands_of_the_format_description_work_as_printed(tmp_path, repository):
+    description = (repository / "gaian_hpc" / "checkpoint" / "FORMAT.md").read_text("utf-8")
+    path = write_sharded(tmp_path, make_state(), OWNERS, 3)
+    commands = re.findall(r"^    \$ ((?:h5dump|sha256sum).*)$", description, re.MULTILINE)
+    assert len(commands) == 5
+    for command in commands:
+        done = subprocess.run(["sh", "-c", command], cwd=path, capture_output=True, text=True, check=True)
+        assert done.stdout and not done.stderr, command
+    means = np.fromfile(path / "means.bin", "<f4").reshape(-1, 3)
+    assert np.array_equal(means, make_state().store.raw["means"][np.argsort(OWNERS, kind="stable")])
+
+
+def test_the_digest_follows_from_stock_tools_as_the_format_description_says(tmp_path, repository):
+    description = (repository / "gaian_hpc" / "checkpoint" / "FORMAT.md").read_text("utf-8")
+    script = re.search(r"```sh\n(.*?)```", description, re.DOTALL)[1]
+    path = write_checkpoint(tmp_path, make_state(), compress=True)
+    done = subprocess.run(["sh", "-c", script], cwd=path, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[0] == digest(path) and not done.stderr
+    assert sorted(p.name for p in path.iterdir()) == ["SHA256SUMS", "scene.h5", "shard_00000.h5"]
