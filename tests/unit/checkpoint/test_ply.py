@@ -78,11 +78,9 @@ def test_the_file_has_the_order_of_3dgs_with_channel_major_harmonics(tmp_path):
 
 
 def test_a_trained_file_is_written_as_it_was_read(tmp_path, shared_dir):
-    source = shared_dir / "trained_3dgs_ply" / "point_cloud.ply"
+    source = shared_dir / "data" / "trained_3dgs_ply" / "point_cloud.ply"
     if not source.exists():
-        source = shared_dir / "data" / "trained_3dgs_ply" / "point_cloud.ply"
-    if not source.exists():
-        pytest.skip(f"no trained PLY file in {shared_dir}")
+        pytest.skip(f"there is no {source}")
     raw = read_gaussian_ply(source)
     assert raw["means"].shape == (9080, 3) and raw["sh"].shape == (9080, 16, 3)
     write_gaussian_ply(tmp_path / "a.ply", raw)
