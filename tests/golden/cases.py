@@ -36,7 +36,12 @@ class Case(Mapping[str, np.ndarray]):
     arrays: dict[str, np.ndarray]
 
     def __getitem__(self, name: str) -> np.ndarray:
+        if name not in self.arrays:
+            raise CaseError(f"{self.path}: array {name!r} is missing; is the file complete?")
         return self.arrays[name]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.arrays
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.arrays)
@@ -46,15 +51,21 @@ class Case(Mapping[str, np.ndarray]):
 
     def double(self, name: str) -> np.ndarray:
         """Return an array in float64."""
-        return self.arrays[name].astype(np.float64)
+        return self[name].astype(np.float64)
 
     def scalar(self, name: str, default: float | None = None) -> float:
         """Return a scalar entry; without a default it must be there."""
-        if name in self.arrays:
-            return self.arrays[name].item()
-        if default is None:
-            raise CaseError(f"{self.path}: scalar {name!r} is missing; is the file complete?")
-        return default
+        if name not in self.arrays and default is not None:
+            return default
+        if self[name].size != 1:
+            raise CaseError(f"{self.path}: {name!r} has shape {self[name].shape} where a scalar is expected")
+        return self[name].item()
+
+    def expect_shapes(self, **shapes: tuple[int, ...]) -> None:
+        """Raise CaseError unless each named array that the file has is of the given shape."""
+        for name, shape in shapes.items():
+            if name in self.arrays and self.arrays[name].shape != shape:
+                raise CaseError(f"{self.path}: {name!r} has shape {self.arrays[name].shape} where {shape} is expected")
 
 
 def load_case(path: str | Path) -> Case:
@@ -67,9 +78,10 @@ def load_case(path: str | Path) -> Case:
     """
     path = Path(path)
     try:
-        with np.load(path, allow_pickle=False) as archive:
+        # Opened as what it must be: `np.load` would take other formats too.
+        with zipfile.ZipFile(path), np.load(path, allow_pickle=False) as archive:
             arrays = {name: archive[name] for name in archive.files}
-    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile, zlib.error) as error:
         raise CaseError(f"{path}: cannot be read as .npz: {error}") from error
     for kind, names in SIGNATURES:
         if names <= arrays.keys():

@@ -6,8 +6,8 @@ With x the implementation's array and ref the golden one, three numbers decide:
   quaternion's norm first (they grow with its inverse, so that one tiny quaternion would hide all others).
 * ``share``: the largest |x − ref| of a row (primitive; a picture or a small array is one row) in units of that row's
   tolerance, which is ``MULTIPLE`` times what float32 costs there, but at least a floor times max|ref| and the file's
-  ``f32relerr__*`` times max|ref|. The cost is the largest error of this project's float64 oracle when it runs in float32,
-  on the file's inputs and on copies moved in their last bit. So needles and primitives at the near plane, where float32 has
+  ``f32relerr__*`` times max|ref|. The cost is how far this project's oracle in float32, on the file's inputs and on copies
+  moved in their last bit, strays from itself in float64. So needles and primitives at the near plane, where float32 has
   few digits to give, get the room they need and do not loosen the check of the others.
 * ``typical``: the median over rows of max|x − ref| / max|ref| of the row itself. It notices what is wrong everywhere
   but small beside the one largest entry.
@@ -85,9 +85,21 @@ def _weigh(case: Case, name: str, x: np.ndarray) -> np.ndarray:
     return x
 
 
-def _row_errors(case: Case, name: str, x: np.ndarray, rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
+@dataclass(frozen=True)
+class Costs:
+    """The oracle's arrays in float64, and in float32 for several copies of the inputs; empty if there is no oracle."""
+
+    double: Mapping[str, np.ndarray]
+    singles: Sequence[Mapping[str, np.ndarray]]
+
+
+NO_COSTS = Costs({}, ())
+
+
+def _row_errors(case: Case, name: str, x: np.ndarray, ref: np.ndarray,
+                rows: np.ndarray | None) -> tuple[np.ndarray, np.ndarray]:
     """Return the largest error and the largest reference value of each row, (R,); pictures and vectors are one row."""
-    got, ref = _weigh(case, name, x), _weigh(case, name, case[name])
+    got, ref = _weigh(case, name, x), _weigh(case, name, ref)
     if rows is not None:
         got, ref = got[rows], ref[rows]
     one = bare(name) in PICTURES or not ref.ndim or len(ref) < MIN_ROWS_TYPICAL
@@ -101,7 +113,7 @@ def _typical(row_errors: np.ndarray, row_max: np.ndarray) -> float:
     return float(np.median(row_errors[used] / row_max[used])) if used.sum() >= MIN_ROWS_TYPICAL else np.nan
 
 
-def compare(case: Case, name: str, x: np.ndarray, singles: Sequence[Mapping[str, np.ndarray]], exact: bool,
+def compare(case: Case, name: str, x: np.ndarray, costs: Costs, exact: bool,
             rows: np.ndarray | None = None) -> Comparison:
     """Compare one array with the golden one of the same name.
 
@@ -109,8 +121,7 @@ def compare(case: Case, name: str, x: np.ndarray, singles: Sequence[Mapping[str,
     ----------
     x : array
         The implementation's result.
-    singles : sequence of mappings
-        The oracle's results in float32, one per copy of the inputs.
+    costs : Costs
     exact : bool
         Hold ``x`` to float64 instead of float32.
     rows : (N,) bool, optional
@@ -119,15 +130,16 @@ def compare(case: Case, name: str, x: np.ndarray, singles: Sequence[Mapping[str,
     ref = case[name]
     if np.shape(x) != ref.shape:
         return uniform(name, np.nan, 0.0, f"shape {np.shape(x)} where {ref.shape} is expected")
-    row_errors, row_max = _row_errors(case, name, x, rows)
+    row_errors, row_max = _row_errors(case, name, x, ref, rows)
     scale = float(row_max.max(initial=0)) or 1.0  # an array that is zero throughout is compared absolutely
     error = float(row_errors.max(initial=0)) / scale
     if ref.dtype.kind in "iu":
         return uniform(name, error, 0.0)
     if exact:
         return uniform(name, error, STORED_FLOAT32 if ref.dtype == np.float32 else EXACT)
-    costs = [_row_errors(case, name, single[name], rows)[0] for single in singles if name in single]
-    cost = np.max([*costs, np.zeros_like(row_max)], axis=0)
+    strays = [_row_errors(case, name, single[name], costs.double[name], rows)[0] for single in costs.singles
+              if name in single]
+    cost = np.max([*strays, np.zeros_like(row_max)], axis=0)
     floor = max(FLOOR_GRADIENT if is_gradient(name) else FLOOR_FORWARD, case.scalar(f"f32relerr__{name}", 0.0))
     tolerances = np.maximum(MULTIPLE * cost, floor * scale)
     shares = row_errors / tolerances

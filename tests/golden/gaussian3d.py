@@ -19,7 +19,7 @@ from gaian_hpc.renderers.reference import (
 )
 
 from .cases import Case
-from .compare import EXACT, FLOOR_FORWARD, MULTIPLE, Comparison, compare, uniform
+from .compare import EXACT, FLOOR_FORWARD, MULTIPLE, Comparison, Costs, compare, uniform
 
 POINT_ARRAYS = ("means", "quats", "scales", "opacities", "sh")
 GRADIENT_WIDTHS = {"means2d": (2,), "conics": (3,), "depths": (), "colors": (3,), "opacities": (), "absgrad": (2,)}
@@ -50,6 +50,16 @@ def view_of(case: Case) -> View:
     """Return the case's camera."""
     return View(case["viewmat"], case["K"], int(case.scalar("width")), int(case.scalar("height")),
                 near=case.scalar("near"), far=case.scalar("far"))
+
+
+def expect_inputs(case: Case) -> None:
+    """Raise CaseError unless the shapes of a scene's or a projection's inputs fit together."""
+    n, degree = len(case["means"]), int(case.scalar("sh_degree"))
+    size = (int(case.scalar("height")), int(case.scalar("width")))
+    case.expect_shapes(means=(n, 3), quats=(n, 4), scales=(n, 3), opacities=(n,), sh=(n, (degree + 1) ** 2, 3),
+                       viewmat=(4, 4), K=(3, 3), background=(3,), v_image=(*size, 3), v_alpha=size, v_depth=size,
+                       fragile=size, radii=(n, 2), radii_fragile=(n,), v_means2d=(n, 2), v_depths=(n,),
+                       v_conics=(n, 3), v_compensations=(n,), v_covars=(n, 3, 3))
 
 
 def points_of(case: Case, **replaced: np.ndarray) -> ArrayTable:
@@ -234,9 +244,8 @@ def measure_sh(case: Case, implementation: Implementation) -> dict[str, np.ndarr
     return result
 
 
-def singles_of(case: Case, measure: Callable[[Case, Implementation], dict[str, np.ndarray]],
-               n: int) -> list[dict[str, np.ndarray]]:
-    """Return what the oracle measures in float32: on the case itself and on n − 1 copies moved in their last bit.
+def costs_of(case: Case, measure: Callable[[Case, Implementation], dict[str, np.ndarray]], n: int) -> Costs:
+    """Return what the oracle measures, in float32 on the case itself and on n − 1 copies moved in their last bit.
 
     Centres stay and the camera moves as a whole, so that equal depths remain equal.
     """
@@ -245,7 +254,7 @@ def singles_of(case: Case, measure: Callable[[Case, Implementation], dict[str, n
     def moved(x: np.ndarray) -> np.ndarray:
         return x * (1 + np.float32(2**-23) * rng.integers(-1, 2, x.shape).astype(np.float32))
 
-    results = []
+    singles = []
     for copy in range(n):
         arrays = dict(case.arrays)
         for name in ("quats", "scales", "opacities", "K", "coeffs") if copy else ():
@@ -254,11 +263,11 @@ def singles_of(case: Case, measure: Callable[[Case, Implementation], dict[str, n
         if copy and "viewmat" in arrays:
             arrays["viewmat"] = arrays["viewmat"].copy()
             arrays["viewmat"][:3, 3] = moved(arrays["viewmat"][:3, 3])
-        results.append(measure(replace(case, arrays=arrays), Implementation.reference(np.float32)))
-    return results
+        singles.append(measure(replace(case, arrays=arrays), Implementation.reference(np.float32)))
+    return Costs(measure(case, Implementation.reference()), singles)
 
 
-def compare_radii(case: Case, name: str, got: np.ndarray, singles: list[dict[str, np.ndarray]]) -> Comparison:
+def compare_radii(case: Case, name: str, got: np.ndarray, costs: Costs) -> Comparison:
     """Compare box half-widths, rounded up or not, with the golden whole pixels.
 
     The error is in pixels beyond the slack. A box that holds no pixel centre may be culled or kept.
@@ -274,26 +283,26 @@ def compare_radii(case: Case, name: str, got: np.ndarray, singles: list[dict[str
     empty = ((p.means2d + exact < 0.5 + margin) | (p.means2d - exact > size - 0.5 - margin)).any(axis=1)
     dropped = (got == 0).all(axis=1) | (ref == 0).all(axis=1)
     free = empty & dropped & (exact > 0).all(axis=1)
-    cost = np.max([np.where(free[:, None], 0, np.abs(s[name] - exact)) for s in singles] + [np.zeros_like(ref)], axis=0)
+    cost = np.max([np.where(free[:, None], 0, np.abs(s[name] - exact)) for s in costs.singles] + [np.zeros_like(ref)], axis=0)
     slack = margin + case["radii_fragile"][:, None] + MULTIPLE * cost
     excess = np.maximum(np.maximum(got - ref, ref - 1 - got) - slack, 0)
     return uniform(name, float(np.where(free[:, None], 0, excess).max(initial=0)), 0.0, "px beyond the slack")
 
 
-def compare_all(case: Case, got: dict[str, np.ndarray], singles: list[dict[str, np.ndarray]],
+def compare_all(case: Case, got: dict[str, np.ndarray], costs: Costs,
                 exact: bool) -> list[Comparison]:
     """Return the verdict on every array that was measured and that the file holds."""
     verdicts = []
     for name in (n for n in case if n in got):
         if name in RADIUS_ARRAYS:
-            verdicts.append(compare_radii(case, name, got[name], singles))
+            verdicts.append(compare_radii(case, name, got[name], costs))
         elif name.endswith("loss"):
             scale = _loss_scale(case, name.removesuffix("loss"))
             error = abs(float(got[name]) - case.scalar(name)) / scale
             verdicts.append(uniform(name, error, EXACT if exact else FLOOR_FORWARD))
         elif name in ("means2d", "depths", "conics", "colors", "compensations") and "drawn" in got:
             # A row whose box holds no pixel may be culled; `radii` says whether that was right.
-            verdicts.append(compare(case, name, got[name], singles, exact, got["drawn"]))
+            verdicts.append(compare(case, name, got[name], costs, exact, got["drawn"]))
         else:
-            verdicts.append(compare(case, name, got[name], singles, exact and name != "campos"))
+            verdicts.append(compare(case, name, got[name], costs, exact and name != "campos"))
     return verdicts

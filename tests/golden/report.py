@@ -11,7 +11,7 @@ import numpy as np
 
 from . import gaussian3d, training
 from .cases import Case, CaseError, load_case
-from .compare import Comparison
+from .compare import NO_COSTS, Comparison
 
 INPUTS = re.compile(r"v_.*|f32relerr__.*|means|quats|scales|opacities|sh|viewmat|K|background|case_labels|width|height|"
                     r"sh_degree|seed|near|far|eps2d|fragile|radii_fragile|dirs|coeffs|target|window|lambda_dssim|"
@@ -75,11 +75,13 @@ def _compare(case: Case, backend: str) -> list[Comparison]:
     exact = backend == "reference"
     if case.kind in MEASURES:
         measure, n_singles = MEASURES[case.kind]
+        if "means" in case:
+            gaussian3d.expect_inputs(case)
         got = measure(case, implementation_of(backend))
-        singles = [] if exact else gaussian3d.singles_of(case, measure, n_singles)
+        costs = NO_COSTS if exact else gaussian3d.costs_of(case, measure, n_singles)
         if exact and "v_covars" in case:
             got |= gaussian3d.covariance_arrays(case)
-        return gaussian3d.compare_all(case, got, singles, exact)
+        return gaussian3d.compare_all(case, got, costs, exact)
     if exact:
         raise CaseError(f"{case.path}: there is no reference backend for {case.kind} cases; use cpu")
     if case.kind in training.COMPARES:
