@@ -145,8 +145,8 @@ class DensifySettings:
     cap : int
         Largest number of points of the whole scene, for every strategy; 0 = no cap (``mcmc``: 1,000,000).
     start, stop, every : int
-        Edits happen at multiples of ``every`` with start < step < stop; stop = 0 means half of the run,
-        at most 15,000 (``mcmc``: 25,000 or 5/6 of the run).
+        Edits happen at multiples of ``every`` with start < step < stop; stop = 0 means half of the
+        horizon, at most 15,000 (``mcmc``: 5/6 of it, at most 25,000).
     grad_threshold : float
         Mean screen gradient (normalised device coordinates) from which a point is cloned or split.
     absgrad : bool
@@ -217,7 +217,10 @@ class Settings:
     backend : str
         Where kernels run; ``auto`` takes ``cuda`` where it works.
     steps : int
-        Optimizer steps; the position learning rate decays over them.
+        Optimizer steps of the run.
+    horizon : int
+        Steps over which learning rates decay and density control is laid out. Apart from ``steps``, so that a run
+        can be stopped, or extended, without changing what its steps do; 0 = ``steps``.
     seed : int
         Key of all random numbers; the same seed and settings give the same bits.
     threads : int
@@ -235,6 +238,7 @@ class Settings:
     method: str = "gaussian3d"
     backend: Literal["auto", "cpu", "cuda"] = "auto"
     steps: int = ranged(30_000, 1)
+    horizon: int = ranged(30_000, 0)
     seed: int = ranged(0, 0, 2**63 - 1)
     threads: int = ranged(0, 0)
     views_per_step: int = ranged(1, 1)

@@ -1,0 +1,1 @@
+"""Rendering and measuring views of a trained scene."""

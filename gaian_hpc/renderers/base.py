@@ -7,16 +7,15 @@ method contains its maths only.
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass
 from importlib.metadata import entry_points
 from typing import Any, Protocol, runtime_checkable
 
-import difflib
-
 import numpy as np
 
 from ..arrays import ArrayTable, Attribute, Field, Patch, View
-from ..errors import SettingsError
+from ..errors import BackendError, SettingsError
 
 ENTRY_POINT_GROUP = "gaian_hpc.renderers"
 
@@ -107,3 +106,17 @@ def renderer_class(name: str) -> type:
     near = difflib.get_close_matches(name, known, n=1)
     hint = f"did you mean {near[0]!r}? " if near else ""
     raise SettingsError(f"method {name!r} is unknown; {hint}installed methods: {', '.join(known) or 'none'}")
+
+
+def build_renderer(method: str, options: Any, backend: str, *, absgrad: bool = False) -> PointRenderer:
+    """Return method ``method`` on a backend; ``absgrad`` asks ``render_vjp`` for absolute pixel gradients.
+
+    Raises
+    ------
+    BackendError
+        If the backend cannot run here.
+    """
+    if backend == "cuda":
+        raise BackendError("backend cuda has no kernels in this version; use --backend cpu")
+    cls = renderer_class(method)
+    return cls(options, "cpu", absgrad=True) if absgrad else cls(options, "cpu")

@@ -1,0 +1,54 @@
+"""Target pixels of a view in float32, and the background that both pictures share."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from ..arrays import View
+from ..data.images import Picture
+from ..errors import DataError
+from ..rng import uniform
+
+_BACKGROUNDS = {"black": 0.0, "white": 1.0}
+
+
+def background_color(mode: str, seed: int, step: int, view: View) -> np.ndarray:
+    """Return the background of a view at a step, (3,) float32; ``random`` is keyed by (seed, step, view)."""
+    if mode == "random":
+        return uniform(seed, "background", step, np.array([view.index]), (3,))[0]
+    return np.full(3, _BACKGROUNDS[mode], np.float32)
+
+
+def target_pixels(picture: Picture, view: View, background: np.ndarray) -> np.ndarray:
+    """Return the picture over the background, (3, H, W) float32 in [0, 1].
+
+    Raises
+    ------
+    DataError
+        If the decoded picture has another size than its view.
+    """
+    if picture.rgb.shape[1:] != (view.height, view.width):
+        raise DataError(f"{view.name}: the picture is {picture.rgb.shape[2]} x {picture.rgb.shape[1]} pixels, its view "
+                        f"{view.width} x {view.height}; restore the picture that the camera was solved for")
+    target = np.multiply(picture.rgb, np.float32(1 / 255), dtype=np.float32)
+    if picture.alpha is not None:
+        alpha = np.multiply(picture.alpha, np.float32(1 / 255), dtype=np.float32)
+        target *= alpha
+        target += background[:, None, None] * (1 - alpha)
+    return target
+
+
+def over_background(color: np.ndarray, alpha: np.ndarray, background: np.ndarray, out: np.ndarray) -> None:
+    """Write colour + (1 − alpha)·background, (3, h, w), into ``out``."""
+    if background.any():
+        np.multiply(background[:, None, None], 1 - alpha, out=out)
+        out += color
+    else:
+        out[...] = color
+
+
+def alpha_gradient(v_image: np.ndarray, background: np.ndarray) -> np.ndarray | None:
+    """Return dL/d(alpha) of :func:`over_background`, (h, w); None where it is zero everywhere."""
+    if not background.any():
+        return None
+    return -np.tensordot(background, v_image, axes=1)
