@@ -163,3 +163,10 @@ def test_bounds_themselves_are_allowed():
     settings = Settings(steps=1, ssim_weight=1.0, optimizer=OptimizerSettings(beta1=0.0))
     assert settings.validate() is settings
     assert replace(settings, ssim_weight=0.0).validate()
+
+
+@pytest.mark.parametrize("path", sorted(Path(__file__).parents[2].glob("jobs/configs/*.toml")), ids=lambda p: p.stem)
+def test_shipped_configuration_is_valid(path, monkeypatch):
+    monkeypatch.undo()  # the real method, not the made-up one
+    settings, _ = config.read_settings(path)
+    assert settings != Settings()
