@@ -6,9 +6,9 @@ With x the implementation's array and ref the golden one, three numbers decide:
   quaternion's norm first (they grow with its inverse, so that one tiny quaternion would hide all others).
 * ``share``: the largest |x − ref| of a row (primitive; a picture or a small array is one row) in units of that row's
   tolerance, which is ``MULTIPLE`` times what float32 costs there, but at least a floor times max|ref| and the file's
-  ``f32relerr__*`` times max|ref|. The cost is how far this project's oracle in float32, on the file's inputs and on copies
-  moved in their last bit, strays from itself in float64. So needles and primitives at the near plane, where float32 has
-  few digits to give, get the room they need and do not loosen the check of the others.
+  ``f32relerr__*`` times max|ref|. The cost is how far this project's oracle in float32, on the file's inputs and on
+  copies moved in their last bit, strays from itself in float64. So needles and primitives at the near plane, where
+  float32 has few digits to give, get the room they need and do not loosen the check of the others.
 * ``typical``: the median over rows of max|x − ref| / max|ref| of the row itself. It notices what is wrong everywhere
   but small beside the one largest entry.
 
@@ -34,7 +34,7 @@ STORED_FLOAT32 = 2e-7  # of float64 against an array that the file holds in floa
 MIN_ROWS_TYPICAL = 8
 NOISE = 1e-5  # rows this small beside the largest (the rotation of a sphere …) have no typical error
 
-PICTURES = ("image", "alpha", "depth_accum", "n_contrib")
+PICTURES = ("image", "alpha", "depth_accum", "n_contrib", "ssim_map", "g_image_loss", "g_image_ssim")
 
 
 @dataclass(frozen=True)

@@ -283,7 +283,8 @@ def compare_radii(case: Case, name: str, got: np.ndarray, costs: Costs) -> Compa
     empty = ((p.means2d + exact < 0.5 + margin) | (p.means2d - exact > size - 0.5 - margin)).any(axis=1)
     dropped = (got == 0).all(axis=1) | (ref == 0).all(axis=1)
     free = empty & dropped & (exact > 0).all(axis=1)
-    cost = np.max([np.where(free[:, None], 0, np.abs(s[name] - exact)) for s in costs.singles] + [np.zeros_like(ref)], axis=0)
+    strays = [np.where(free[:, None], 0, np.abs(single[name] - exact)) for single in costs.singles]
+    cost = np.max([*strays, np.zeros_like(ref)], axis=0)
     slack = margin + case["radii_fragile"][:, None] + MULTIPLE * cost
     excess = np.maximum(np.maximum(got - ref, ref - 1 - got) - slack, 0)
     return uniform(name, float(np.where(free[:, None], 0, excess).max(initial=0)), 0.0, "px beyond the slack")

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gaian_hpc.arrays import ArrayTable, Patch, View
+from gaian_hpc.arrays import ArrayTable, View
 from gaian_hpc.renderers.reference import ReferenceGaussian3D
 
 from .cases import Case

@@ -50,7 +50,7 @@ class ReferenceGaussian3D:
         return project(view, means, quats, scales, self.options.eps2d)
 
     def cull(self, view: View, points: ArrayTable) -> np.ndarray:
-        """Return the rows between near and far whose box of 3.33 standard deviations, in whole px, meets the picture."""
+        """Return the rows between near and far whose box of 3.33 sigma, in whole px, meets the picture."""
         p = self._project(view, points, np.arange(points.n_rows))
         box = np.ceil(half_widths(p))
         size = np.array([view.width, view.height])

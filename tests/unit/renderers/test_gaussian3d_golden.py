@@ -12,7 +12,8 @@ from tests.golden.cases import load_case
 from tests.golden.report import check, implementation_of
 
 FILES = ("3dgs_edgezoo_50x38", "3dgs_garden2000_128x96", "3dgs_overlap150_deg1_61x45", "3dgs_overlap200_64x48",
-         "3dgs_projection300_80x60", "3dgs_small8_32x32", "sh_deg0to3", "adam_40x3")
+         "3dgs_projection300_80x60", "3dgs_small8_32x32", "sh_deg0to3", "adam_40x3", "ssim_random_40x33",
+         "ssim_smooth_64x48")
 
 
 def golden_file(shared_dir, name):
@@ -180,7 +181,7 @@ def test_inputs_that_do_not_fit_together_are_named(case, tmp_path, capsys):
     assert "'quats' has shape (29, 4) where (30, 4) is expected" in capsys.readouterr().err
 
 
-def test_a_method_that_does_not_exist_yet_is_an_error_and_the_other_files_are_still_checked(case_file, tmp_path, capsys):
+def test_a_method_that_does_not_exist_yet_is_an_error_and_other_files_are_still_checked(case_file, tmp_path, capsys):
     surfels = tmp_path / "surfels.npz"
     np.savez(surfels, ray_transforms=np.zeros((2, 3, 3)), means=np.zeros((2, 3)))
     assert main([str(surfels), str(case_file)]) == 1

@@ -18,7 +18,8 @@ SPLAT_GRADIENTS = ("means2d", "conics", "depths", "colors", "opacities")
 
 def small_case(seed, **settings):
     """Return a case of few points that cover much of a small picture."""
-    return synthetic.make_case(synthetic.scene(seed, **({"n": 15, "width": 24, "height": 19, "scale": 0.25} | settings)))
+    settings = {"n": 15, "width": 24, "height": 19, "scale": 0.25} | settings
+    return synthetic.make_case(synthetic.scene(seed, **settings))
 
 
 def points_in(case):
@@ -72,8 +73,8 @@ def test_a_lower_active_degree_gives_the_gradients_of_its_bands_only(active):
     renderer = Gaussian3D(Gaussian3D.Options(sh_degree=3, depth=True)).at_degree(active)
     ids, _, v_points = gradients_of(renderer, case)
     assert v_points["sh"].shape[1:] == ((active + 1) ** 2, 3)
-    direction = np.random.default_rng(1).normal(size=case["means"].shape)
-    expected = central_difference(lambda x: oracle_loss(case, active, False, "means", x), case.double("means"), direction)
+    means, direction = case.double("means"), np.random.default_rng(1).normal(size=case["means"].shape)
+    expected = central_difference(lambda x: oracle_loss(case, active, False, "means", x), means, direction)
     gradient = scatter(len(direction), ids, v_points["means"])
     assert np.sum(gradient * direction) == pytest.approx(expected, abs=1e-4 * np.linalg.norm(gradient))
 
