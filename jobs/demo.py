@@ -4,22 +4,20 @@ from __future__ import annotations
 
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from PIL import Image
 
-from gaian_hpc.checkpoint.reader import latest_checkpoint, read_checkpoint
+from gaian_hpc.checkpoint.folders import list_checkpoints
 from gaian_hpc.config import settings_from_toml
 from gaian_hpc.data.cache import PictureCache
 from gaian_hpc.data.scene import load_scene
 from gaian_hpc.data.synthetic import write_city
+from gaian_hpc.evaluation.run import open_run
 from gaian_hpc.evaluation.views import render_view
 from gaian_hpc.jobs.evaluate import run_evaluate
+from gaian_hpc.jobs.render import write_png
 from gaian_hpc.jobs.train import run_train
 from gaian_hpc.log import get_logger
-from gaian_hpc.renderers.base import renderer_class
-from gaian_hpc.settings import Settings
 from gaian_hpc.training.pixels import background_color, target_pixels
 
 CONFIG = "configs/demo.toml"
@@ -41,35 +39,32 @@ def run_demo(output: Path) -> int:
         get_logger().info("making the city in %s", scene)
         output.mkdir(parents=True, exist_ok=True)
         write_city(scene)
-    code = run_train(scene, run, settings, options, resume=True) or run_evaluate(run, as_json=False, step=None)
+    code = run_train(scene, run, settings, options, resume=True) or run_evaluate(run)
     if code:
         return code
-    n = write_comparisons(scene, run, settings, options, pictures)
+    n = write_comparisons(scene, run, pictures)
     print(f"pictures    {pictures}/ ({n} test views: truth | render | {ERROR_GAIN:g} x error)\n"
-          f"checkpoint  {latest_checkpoint(run)}\n"
+          f"checkpoint  {list_checkpoints(run)[-1]}\n"
           f"scene       {scene}/ (COLMAP)")
     return 0
 
 
-def write_comparisons(scene_path: Path, run: Path, settings: Settings, options: Any, folder: Path) -> int:
+def write_comparisons(scene_path: Path, run: Path, folder: Path) -> int:
     """Write a PNG of truth, render and error for every test view; return their number."""
-    data = settings.data
+    trained = open_run(run)
+    data = trained.settings.data
     scene = load_scene(scene_path, factor=data.factor, max_side=data.max_side, test_every=data.test_every)
-    state = read_checkpoint(run)
-    renderer = renderer_class(settings.method)(options).at_step(state.step)
-    folder.mkdir(exist_ok=True)
     with PictureCache(scene, data.cache_mb << 20, prefetch=0) as cache:
         for index in scene.test_idx:
             view = scene.views[index]
-            background = background_color(data.background, settings.seed, state.step, view)
+            background = background_color(data.background, 0, 0, view)
             truth = target_pixels(cache.get(index), view, background)
-            image = render_view(renderer, state.store.values, view, background, settings.patch_size)
-            Image.fromarray(side_by_side(truth, image)).save(folder / view.name)
+            image = render_view(trained.renderer, trained.state.store.values, view, background)
+            write_png(folder / view.name, np.concatenate(side_by_side(truth, image), axis=2))
     return len(scene.test_idx)
 
 
-def side_by_side(truth: np.ndarray, image: np.ndarray) -> np.ndarray:
-    """Return truth, render and magnified absolute error, (3, H, W) float in [0, 1], as one (H, W', 3) uint8 picture."""
+def side_by_side(truth: np.ndarray, image: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Return truth, render and magnified absolute error, (3, H, W) in [0, 1], with white gaps between them."""
     gap = np.ones((3, truth.shape[1], GAP), np.float32)
-    row = np.concatenate([truth, gap, image, gap, ERROR_GAIN * np.abs(truth - image)], axis=2)
-    return np.moveaxis(np.rint(np.clip(row, 0, 1) * 255).astype(np.uint8), 0, -1)
+    return truth, gap, image, gap, np.minimum(ERROR_GAIN * np.abs(truth - image), 1)

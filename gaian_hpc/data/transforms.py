@@ -45,7 +45,7 @@ def read_transforms(path: Path) -> TransformsModel:
     DataError
         If the file is not JSON, a value is missing or unusable, or two frames name one picture.
     """
-    root = _load(path)
+    root = load_json(path)
     splits = _splits(root, path)
     frames = [_frame(root, entry, i, path) for i, entry in enumerate(_frame_entries(root, path))]
     if splits is not None:
@@ -71,13 +71,14 @@ def read_blender(scene: Path) -> TransformsModel:
     for split, role in (("train", "train"), (tests, "test")):
         path = files[split]
         if split == "train" or path.is_file():
-            root = _load(path)
+            root = load_json(path)
             frames += [replace(_frame(root, entry, i, path)[0], split=role)
                        for i, entry in enumerate(_frame_entries(root, path))]
     return TransformsModel(_sorted(frames, files["train"]), None)
 
 
-def _load(path: Path) -> dict[str, Any]:
+def load_json(path: Path) -> dict[str, Any]:
+    """Return the object that a JSON file holds; DataError where there is none."""
     try:
         root = json.loads(path.read_bytes())
     except OSError as error:
@@ -118,10 +119,10 @@ def _frame(root: dict[str, Any], entry: dict[str, Any], i: int, path: Path) -> t
     name += picture.suffix if picture.suffix and not name.endswith(picture.suffix) else ""
     merged = {**root, **entry}
     mask = entry.get("mask_path")
-    time = None if "time" not in entry else _number(entry, "time", where)
+    time = None if "time" not in entry else number_of(entry, "time", where)
     if time is not None and not 0.0 <= time <= 1.0:
         raise DataError(f"{where}: time is {time:g}; it must be from 0 to 1 (divide by the last time)")
-    frame = Frame(name, picture, _camera(merged, picture, where), _viewmat(entry, where),
+    frame = Frame(name, picture, camera_of(merged, picture, where), viewmat_of(entry, where),
                   None if mask is None else path.parent / _text(mask, path, f"frames[{i}].mask_path"), time)
     return frame, _plain(given)
 
@@ -141,7 +142,7 @@ def _picture_path(folder: Path, given: str) -> Path:
     return next((c for c in candidates if c.is_file()), candidates[0])
 
 
-def _viewmat(entry: dict[str, Any], where: str) -> np.ndarray:
+def viewmat_of(entry: dict[str, Any], where: str) -> np.ndarray:
     """Return the world-to-camera matrix (OpenCV axes) of an OpenGL camera-to-world ``transform_matrix``."""
     rows = entry.get("transform_matrix")
     try:
@@ -164,10 +165,10 @@ def _viewmat(entry: dict[str, Any], where: str) -> np.ndarray:
     return check_viewmat(viewmat, where)
 
 
-def _camera(values: dict[str, Any], picture: Path, where: str) -> Camera:
+def camera_of(values: dict[str, Any], picture: Path, where: str) -> Camera:
     """Return the camera of a frame; sizes that the file does not give are those of the picture."""
     if "w" in values and "h" in values:
-        width, height = (_number(values, key, where) for key in "wh")
+        width, height = (number_of(values, key, where) for key in "wh")
     else:
         header = read_header(picture)
         width, height = header.width, header.height
@@ -176,16 +177,16 @@ def _camera(values: dict[str, Any], picture: Path, where: str) -> Camera:
     model, coeffs = _lens(values, where)
     if width != int(width) or height != int(height):
         raise DataError(f"{where}: picture size w h is {width:g} {height:g}; it must be whole pixels")
-    camera = Camera(model, int(width), int(height), fx, fy, _number(values, "cx", where, width / 2),
-                    _number(values, "cy", where, height / 2), coeffs,
-                    _number(values, "fisheye_crop_radius", where, math.inf))
+    camera = Camera(model, int(width), int(height), fx, fy, number_of(values, "cx", where, width / 2),
+                    number_of(values, "cy", where, height / 2), coeffs,
+                    number_of(values, "fisheye_crop_radius", where, math.inf))
     return check_camera(camera, where)
 
 
 def _focal(values: dict[str, Any], axis: str, side: float, where: str) -> float:
     if f"fl_{axis}" in values:
-        return _number(values, f"fl_{axis}", where)
-    angle = _number(values, f"camera_angle_{axis}", where)
+        return number_of(values, f"fl_{axis}", where)
+    angle = number_of(values, f"camera_angle_{axis}", where)
     if not 0.0 < angle < math.pi:
         raise DataError(f"{where}: camera_angle_{axis} is {angle:g}; it must lie between 0 and pi (radians)")
     return 0.5 * side / math.tan(0.5 * angle)
@@ -204,7 +205,7 @@ def _lens(values: dict[str, Any], where: str) -> tuple[str, tuple[float, ...]]:
         if not isinstance(listed, list) or len(listed) > len(names):
             raise DataError(f"{where}: distortion_params must be a list of up to 6 numbers k1 k2 k3 k4 p1 p2")
         values = values | dict(zip_longest(names, listed, fillvalue=0.0))
-    k1, k2, k3, k4, p1, p2 = (_number(values, name, where, 0.0) for name in names)
+    k1, k2, k3, k4, p1, p2 = (number_of(values, name, where, 0.0) for name in names)
     if fisheye:
         return "OPENCV_FISHEYE", (k1, k2, k3, k4)
     if not any((k1, k2, k3, k4, p1, p2)):
@@ -230,7 +231,7 @@ def _text(value: Any, path: Path, what: str) -> str:
     return value
 
 
-def _number(values: dict[str, Any], key: str, where: str, default: float | None = None) -> float:
+def number_of(values: dict[str, Any], key: str, where: str, default: float | None = None) -> float:
     """Return a finite number of the JSON object; infinity only as the given default."""
     value = values.get(key, default)
     if value is None:

@@ -1,0 +1,121 @@
+"""``gaian bench step``: milliseconds of a full training step and of its phases."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from gaian_hpc.arrays import View
+from gaian_hpc.data.cache import PictureCache
+from gaian_hpc.data.images import Picture
+from gaian_hpc.data.sampler import EpochSampler
+from gaian_hpc.data.scene import Scene, load_scene
+from gaian_hpc.points.init import point_spacing
+from gaian_hpc.points.store import PointStore
+from gaian_hpc.renderers.base import build_renderer
+from gaian_hpc.settings import Settings
+from gaian_hpc.timing import PhaseTimer, format_phases
+from gaian_hpc.training.densify import make_density
+from gaian_hpc.training.optimizer import Adam
+from gaian_hpc.training.step import SynchronousExecutor
+from gaian_hpc.training.trainer import start_points
+
+WARM_UP = 3
+
+
+class ResizedPictures:
+    """Decoded pictures at the size of the bench, each resized once."""
+
+    def __init__(self, pictures: PictureCache, views: dict[int, View]):
+        self._pictures, self._views = pictures, views
+        self._resized: dict[int, Picture] = {}
+
+    def get(self, index: int) -> Picture:
+        """Return the picture of a view."""
+        if index not in self._resized:
+            from PIL import Image
+
+            view = self._views[index]
+            image = Image.fromarray(self._pictures.get(index).rgb.transpose(1, 2, 0)).resize((view.width, view.height))
+            self._resized[index] = Picture(np.ascontiguousarray(np.asarray(image).transpose(2, 0, 1)))
+        return self._resized[index]
+
+
+def run_bench_step(scene_path: Path | str, settings: Settings, options: Any, *, points: int = 0, width: int = 0,
+                   height: int = 0, repeats: int = 20, as_json: bool = False) -> int:
+    """Time ``repeats`` steps on ``scene_path`` with a constant number of points; print the medians.
+
+    Parameters
+    ----------
+    points : int
+        Number of points: the scene's own, thinned, or filled up with jittered copies; 0 = its own.
+    width, height : int, pixels
+        Size of the pictures; where one is 0 it follows from the other, or the pictures keep their size.
+    """
+    import numba
+
+    d = settings.data
+    scene = load_scene(scene_path, factor=d.factor, max_side=d.max_side, test_every=d.test_every, masks=d.masks)
+    settings = dataclasses.replace(settings, densify=dataclasses.replace(settings.densify, strategy="none"))
+    views = {i: resized(scene.views[i], width, height) for i in scene.train_idx.tolist()}
+    renderer = build_renderer(settings.method, options, settings.backend, absgrad=settings.densify.absgrad)
+    store = resampled(start_points(scene, settings, renderer.attributes), points, scene, settings.seed)
+    density = make_density(settings.densify, settings.steps, scene.extent, settings.seed)
+    optimizer = Adam(renderer.attributes, settings.optimizer, scene.extent, settings.steps, settings.views_per_step)
+    timer, sampler = PhaseTimer(), EpochSampler(scene.train_idx, settings.views_per_step, settings.seed)
+    with PictureCache(scene, d.cache_mb << 20, 0) as pictures:
+        executor = SynchronousExecutor(renderer, store, optimizer, density, ResizedPictures(pictures, views), settings,
+                                       timer)
+        samples, scopes = [], []
+        for step in range(1, WARM_UP + repeats + 1):
+            unit = [views[i] for i in sampler.unit(step - 1)]
+            for view in unit:
+                executor.pictures.get(view.index)
+            timer.reset()
+            start = time.perf_counter()
+            report = executor.run(step, unit)
+            samples.append({"step": time.perf_counter() - start, **timer.seconds()})
+            scopes.append(report.n_scope)
+    medians = {k: 1e3 * float(np.median([s[k] for s in samples[WARM_UP:]])) for k in samples[-1]}
+    view = next(iter(views.values()))
+    result = {"ms": medians.pop("step"), "phases_ms": medians, "n_points": store.n,
+              "n_scope": int(np.median(scopes[WARM_UP:])), "width": view.width, "height": view.height,
+              "threads": numba.get_num_threads(), "views_per_step": settings.views_per_step, "repeats": repeats,
+              "bytes_per_point": store.bytes_per_point()}
+    print(json.dumps(result) if as_json else report_text(result))
+    return 0
+
+
+def report_text(result: dict[str, Any]) -> str:
+    """Return the result as a table."""
+    return (f"{result['ms']:.1f} ms a step (median of {result['repeats']}), {result['n_points']:,} points of which "
+            f"{result['n_scope']:,} in view, {result['width']} x {result['height']}, {result['threads']} threads, "
+            f"{result['bytes_per_point']} bytes a point\n" + format_phases(result["phases_ms"]))
+
+
+def resized(view: View, width: int, height: int) -> View:
+    """Return the view with pictures of another size, K scaled per axis."""
+    if not width and not height:
+        return view
+    width = width or round(height * view.width / view.height)
+    height = height or round(width * view.height / view.width)
+    K = view.K * np.array([[width / view.width], [height / view.height], [1]], np.float32)
+    return dataclasses.replace(view, K=K, width=width, height=height)
+
+
+def resampled(store: PointStore, n: int, scene: Scene, seed: int) -> PointStore:
+    """Return ``n`` of the store's points, or all of them and jittered copies, with scales for the new density."""
+    if n in (0, store.n):
+        return store
+    rng = np.random.Generator(np.random.Philox(seed))
+    rows = rng.permutation(store.n)[:n] if n < store.n else np.arange(n) % store.n
+    raw = {name: x[rows].copy() for name, x in store.raw.items()}
+    if "scales" in raw and "means" in raw and n > store.n:
+        raw["means"] += np.exp(raw["scales"]) * rng.standard_normal((n, 3)).astype(np.float32)
+        raw["scales"][:] = np.log(point_spacing(raw["means"], scene.extent))[:, None]
+    return PointStore(store.attributes, raw, np.arange(n), n)
