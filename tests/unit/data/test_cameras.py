@@ -7,8 +7,15 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from gaian_hpc.data.cameras import (MODELS, Camera, MapCache, camera_from_params, plan_undistortion, project,
-                                    undistortion_map)
+from gaian_hpc.data.cameras import (
+    MODELS,
+    Camera,
+    MapCache,
+    camera_from_params,
+    plan_undistortion,
+    project,
+    undistortion_map,
+)
 from gaian_hpc.data.images import load_picture
 from gaian_hpc.data.scene import load_scene
 from gaian_hpc.errors import DataError

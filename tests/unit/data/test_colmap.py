@@ -130,7 +130,7 @@ def test_inconsistent_models_are_refused_by_file_and_image(tmp_path, writer, cha
 def test_a_missing_table_is_named(tmp_path):
     write_binary(ring_model(3, 0), tmp_path)
     (tmp_path / "cameras.bin").unlink()
-    with pytest.raises(DataError, match="neither cameras.bin nor cameras.txt"):
+    with pytest.raises(DataError, match=r"neither cameras.bin nor cameras.txt"):
         read_model(tmp_path, tmp_path)
 
 
@@ -140,7 +140,7 @@ def test_every_truncation_of_a_binary_file_is_refused_by_name(tmp_path, table):
     whole = (tmp_path / table).read_bytes()
     for length in range(len(whole)):
         (tmp_path / table).write_bytes(whole[:length])
-        with pytest.raises(DataError, match=f"{table} is truncated"):
+        with pytest.raises(DataError, match=rf"{table} is truncated"):
             read_model(tmp_path, tmp_path)
 
 
@@ -148,7 +148,7 @@ def test_every_truncation_of_a_binary_file_is_refused_by_name(tmp_path, table):
 def test_bytes_after_the_last_record_are_refused(tmp_path, table):
     write_binary(ring_model(2, 3), tmp_path)
     (tmp_path / table).write_bytes((tmp_path / table).read_bytes() + b"\0")
-    with pytest.raises(DataError, match=f"{table} is damaged: 1 bytes follow"):
+    with pytest.raises(DataError, match=rf"{table} is damaged: 1 bytes follow"):
         read_model(tmp_path, tmp_path)
 
 
@@ -158,21 +158,21 @@ def test_a_count_larger_than_the_file_is_refused_before_anything_is_read(tmp_pat
     data = bytearray((tmp_path / table).read_bytes())
     data[:8] = struct.pack("<Q", 1 << 62)
     (tmp_path / table).write_bytes(data)
-    with pytest.raises(DataError, match=f"announces {1 << 62}"):
+    with pytest.raises(DataError, match=rf"announces {1 << 62}"):
         read_model(tmp_path, tmp_path)
 
 
 def test_a_camera_model_number_of_the_future_is_refused_with_what_to_do(tmp_path):
     model = ring_model(2, 0)
     model.cameras[1] = (12, 40, 30, (1.0, 2.0, 3.0, 4.0))
-    with pytest.raises(DataError, match="camera 1 has model number 12 .*image_undistorter"):
+    with pytest.raises(DataError, match=r"camera 1 has model number 12 .*image_undistorter"):
         read(tmp_path, model)
 
 
 def test_a_camera_model_name_of_the_future_is_refused_with_what_to_do(tmp_path):
     model = ring_model(2, 0)
     model.cameras[1] = ("EQUIRECTANGULAR", 40, 30, (1.0, 2.0))
-    with pytest.raises(DataError, match="'EQUIRECTANGULAR' is not supported .*image_undistorter"):
+    with pytest.raises(DataError, match=r"'EQUIRECTANGULAR' is not supported .*image_undistorter"):
         read(tmp_path, model, write_text)
 
 
@@ -188,7 +188,7 @@ def test_a_camera_model_name_of_the_future_is_refused_with_what_to_do(tmp_path):
 def test_text_that_cannot_be_parsed_is_refused_by_line(tmp_path, table, line, text):
     write_text(ring_model(2, 3), tmp_path)
     (tmp_path / table).write_text(line)
-    with pytest.raises(DataError, match=f"{table}, {text}"):
+    with pytest.raises(DataError, match=rf"{table}, {text}"):
         read_model(tmp_path, tmp_path)
 
 

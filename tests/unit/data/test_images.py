@@ -132,6 +132,7 @@ def test_every_truncation_of_a_picture_is_whole_or_refused_by_name(tmp_path, nam
         load_picture(source)
 
 
+@pytest.mark.filterwarnings("ignore")  # Pillow warns of damage that it then refuses
 @pytest.mark.parametrize("name", ["a.jpg", "a.png", "a.webp", "a.tif"])
 def test_flipped_bytes_in_a_picture_give_a_picture_or_a_named_error(tmp_path, name):
     path = saved(tmp_path, Image.fromarray(np.tile(COLORS, (4, 4, 1))), name)

@@ -79,7 +79,7 @@ def test_cameras_too_far_from_the_origin_for_float32_are_refused(tmp_path):
     model = ring_model(4, 0)
     for i in model.images:
         model.images[i] = ((1.0, 0.0, 0.0, 0.0), (5e6 + i, 0.0, 0.0), *model.images[i][2:])
-    with pytest.raises(DataError, match="float32 cannot resolve"):
+    with pytest.raises(DataError, match=r"float32 cannot resolve"):
         load_scene(write_scene(tmp_path, model))
 
 
@@ -149,13 +149,13 @@ def test_the_first_missing_picture_is_named_and_the_others_are_counted(tmp_path)
 @pytest.mark.parametrize("content, text", [(b"", "cannot be decoded"), (b"no picture at all", "it is not a picture")])
 def test_a_file_that_is_no_picture_is_refused_when_the_scene_is_opened(tmp_path, content, text):
     (write_scene(tmp_path) / "images/picture_004.png").write_bytes(content)
-    with pytest.raises(DataError, match=f"picture_004.png.*{text}"):
+    with pytest.raises(DataError, match=rf"picture_004.png.*{text}"):
         load_scene(tmp_path)
 
 
 def test_a_picture_of_another_shape_than_its_camera_is_refused(tmp_path):
     Image.new("RGB", (30, 40)).save(write_scene(tmp_path) / "images/picture_004.png")
-    with pytest.raises(DataError, match="picture_004.png is 30 x 40 pixels but its camera has 40 x 30"):
+    with pytest.raises(DataError, match=r"picture_004.png is 30 x 40 pixels but its camera has 40 x 30"):
         load_scene(tmp_path)
 
 
@@ -177,7 +177,7 @@ def test_masks_are_found_by_name_appended_png_or_stem(tmp_path, name):
 def test_a_mask_of_another_shape_is_refused(tmp_path):
     (write_scene(tmp_path) / "masks").mkdir()
     Image.new("L", (30, 40)).save(tmp_path / "masks/picture_002.png")
-    with pytest.raises(DataError, match="masks/picture_002.png is 30 x 40 pixels but its picture has 40 x 30"):
+    with pytest.raises(DataError, match=r"masks/picture_002.png is 30 x 40 pixels but its picture has 40 x 30"):
         load_scene(tmp_path)
 
 
@@ -202,19 +202,19 @@ def test_a_time_that_is_none_is_refused_by_picture(tmp_path, value):
 
 
 def test_one_view_is_too_few(tmp_path):
-    with pytest.raises(DataError, match="has 1 view; training needs at least 2"):
+    with pytest.raises(DataError, match=r"has 1 view; training needs at least 2"):
         load_scene(write_scene(tmp_path, ring_model(1, 2)))
 
 
 def test_a_split_without_training_views_is_refused(tmp_path):
-    with pytest.raises(DataError, match="all 10 views are test views"):
+    with pytest.raises(DataError, match=r"all 10 views are test views"):
         load_scene(write_scene(tmp_path), test_every=1)
 
 
 def test_a_folder_that_is_no_scene_is_refused_with_what_was_looked_for(tmp_path):
     with pytest.raises(DataError, match=r"no COLMAP model in sparse/0, .*transforms.json"):
         load_scene(tmp_path)
-    with pytest.raises(DataError, match="nowhere is not a folder"):
+    with pytest.raises(DataError, match=r"nowhere is not a folder"):
         load_scene(tmp_path / "nowhere")
 
 

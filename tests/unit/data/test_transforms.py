@@ -125,7 +125,7 @@ def test_times_and_masks_of_frames_are_kept(tmp_path):
     assert scene.times.tolist() == [0, 0.5, 1] and scene.views[1].time == 0.5
     assert not load_picture(scene.pictures[2]).mask.any() and load_picture(scene.pictures[0]).mask is None
     (tmp_path / "hidden/m.png").unlink()
-    with pytest.raises(DataError, match="hidden/m.png does not exist"):
+    with pytest.raises(DataError, match=r"hidden/m.png does not exist"):
         load_scene(tmp_path)
 
 
@@ -174,7 +174,10 @@ def test_a_ply_without_colours_has_none(tmp_path):
     b"ply\nformat binary_little_endian 1.0\nelement vertex 99999999999\nproperty float x\nend_header\n",
     b"ply\nformat ascii 1.0\nelement vertex 9\nproperty list uchar float x\nend_header\n1 2\n",
     b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float u\nend_header\n1\n",
-    b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nproperty float y\nproperty float z\nend_header\nnan 1 1\n",
+    b"ply\nformat ascii 1.0\nelement vertex 9999999999999\nproperty float x\nend_header\n1\n",
+    b"ply\nformat binary_little_endian 1.0\nelement vertex 9999999999999\nproperty list uchar float x\nend_header\n1",
+    b"ply\nformat ascii 1.0\nelement vertex 1\nproperty float x\nproperty float y\nproperty float z\nend_header\n"
+    b"nan 1 1\n",
 ])
 def test_a_damaged_ply_is_refused_by_name(tmp_path, content):
     (tmp_path / "a.ply").write_bytes(content)
