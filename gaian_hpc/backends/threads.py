@@ -20,6 +20,8 @@ def use_threads(threads: int) -> int:
     """
     import numba
 
+    # Waits by sleeping. OpenMP's waits spin, and on a shared machine a step took twice as long or more with it.
+    numba.config.THREADING_LAYER = "workqueue"
     available = numba.config.NUMBA_NUM_THREADS
     if threads > available:
         raise SettingsError(f"setting threads is {threads}; this process may use {available} cores, so at most that, "
