@@ -15,6 +15,7 @@ from gaian_hpc.data.cache import PictureCache
 from gaian_hpc.data.images import Picture
 from gaian_hpc.data.sampler import EpochSampler
 from gaian_hpc.data.scene import Scene, load_scene
+from gaian_hpc.errors import DataError
 from gaian_hpc.points.init import point_spacing
 from gaian_hpc.points.store import PointStore
 from gaian_hpc.renderers.base import build_renderer
@@ -53,7 +54,8 @@ def run_bench_step(scene_path: Path | str, settings: Settings, options: Any, *, 
     Parameters
     ----------
     points : int
-        Number of points: the scene's own, thinned, or filled up with jittered copies; 0 = its own.
+        Number of points, drawn from those that the first unit's views see and filled up with jittered copies; the
+        bench then stays on these views. 0 = the scene's points and all its training views.
     width, height : int, pixels
         Size of the pictures; where one is 0 it follows from the other, or the pictures keep their size.
     """
@@ -64,10 +66,14 @@ def run_bench_step(scene_path: Path | str, settings: Settings, options: Any, *, 
     settings = dataclasses.replace(settings, densify=dataclasses.replace(settings.densify, strategy="none"))
     views = {i: resized(scene.views[i], width, height) for i in scene.train_idx.tolist()}
     renderer = build_renderer(settings.method, options, settings.backend, absgrad=settings.densify.absgrad)
-    store = resampled(start_points(scene, settings, renderer.attributes), points, scene, settings.seed)
+    store, train_idx = start_points(scene, settings, renderer.attributes), scene.train_idx
+    if points:
+        train_idx = train_idx[:settings.views_per_step]
+        seen = np.unique(np.concatenate([renderer.cull(views[i], store.values) for i in train_idx.tolist()]))
+        store = resampled(store, seen, points, scene, settings.seed)
     density = make_density(settings.densify, settings.steps, scene.extent, settings.seed)
     optimizer = Adam(renderer.attributes, settings.optimizer, scene.extent, settings.steps, settings.views_per_step)
-    timer, sampler = PhaseTimer(), EpochSampler(scene.train_idx, settings.views_per_step, settings.seed)
+    timer, sampler = PhaseTimer(), EpochSampler(train_idx, settings.views_per_step, settings.seed)
     with PictureCache(scene, d.cache_mb << 20, 0) as pictures:
         executor = SynchronousExecutor(renderer, store, optimizer, density, ResizedPictures(pictures, views), settings,
                                        timer)
@@ -108,14 +114,20 @@ def resized(view: View, width: int, height: int) -> View:
     return dataclasses.replace(view, K=K, width=width, height=height)
 
 
-def resampled(store: PointStore, n: int, scene: Scene, seed: int) -> PointStore:
-    """Return ``n`` of the store's points, or all of them and jittered copies, with scales for the new density."""
-    if n in (0, store.n):
-        return store
+def resampled(store: PointStore, seen: np.ndarray, n: int, scene: Scene, seed: int) -> PointStore:
+    """Return ``n`` points from the rows ``seen``, copies moved by their spacing, with scales for the new density.
+
+    Raises
+    ------
+    DataError
+        If no point is seen, or the method's points have no means and scales.
+    """
+    if len(seen) == 0 or not {"means", "scales"} <= store.raw.keys():
+        raise DataError(f"{scene.path}: no start point is in view, or points have no scales; leave out --points")
     rng = np.random.Generator(np.random.Philox(seed))
-    rows = rng.permutation(store.n)[:n] if n < store.n else np.arange(n) % store.n
+    rows = np.concatenate([rng.permutation(seen) for _ in range(-(-n // len(seen)))])[:n]
     raw = {name: x[rows].copy() for name, x in store.raw.items()}
-    if "scales" in raw and "means" in raw and n > store.n:
-        raw["means"] += np.exp(raw["scales"]) * rng.standard_normal((n, 3)).astype(np.float32)
-        raw["scales"][:] = np.log(point_spacing(raw["means"], scene.extent))[:, None]
+    copies = np.arange(n) >= len(seen)
+    raw["means"][copies] += (np.exp(raw["scales"]) * rng.standard_normal((n, 3)).astype(np.float32))[copies]
+    raw["scales"][:] = np.log(point_spacing(raw["means"], scene.extent))[:, None]
     return PointStore(store.attributes, raw, np.arange(n), n)
