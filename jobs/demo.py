@@ -39,9 +39,10 @@ def run_demo(output: Path) -> int:
         get_logger().info("making the city in %s", scene)
         output.mkdir(parents=True, exist_ok=True)
         write_city(scene)
-    code = run_train(scene, run, settings, options, resume=True) or run_evaluate(run)
-    if code:
+    code = run_train(scene, run, settings, options, resume=True)
+    if code or open_run(run).state.step < settings.steps:  # stopped by a signal: to be gone on with later
         return code
+    run_evaluate(run)
     n = write_comparisons(scene, run, pictures)
     print(f"pictures    {pictures}/ ({n} test views: truth | render | {ERROR_GAIN:g} x error)\n"
           f"checkpoint  {list_checkpoints(run)[-1]}\n"

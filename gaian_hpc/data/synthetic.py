@@ -42,8 +42,8 @@ class SparsePoints:
     track_pixels: np.ndarray
 
 
-def write_city(path: str | os.PathLike[str], *, n_views: int = 48, width: int = 320, height: int = 240,
-               n_points: int = 6000, seed: int = 0, spacing: float = 1.0) -> Path:
+def write_city(path: str | os.PathLike[str], *, n_views: int = 96, width: int = 320, height: int = 240,
+               n_points: int = 12000, seed: int = 0, spacing: float = 1.0) -> Path:
     """Make a city and write its aerial photographs and sparse model as a COLMAP scene.
 
     Parameters

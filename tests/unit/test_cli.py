@@ -60,7 +60,7 @@ def test_help_of_train_lists_settings_with_their_text_and_default(capsys):
         cli.main(["train", "--help"])
     printed = " ".join(capsys.readouterr().out.split())
     assert "--optimizer.kind {selective,dense}" in printed
-    assert "Optimizer steps; the position learning rate decays over them. (type: int, default: 30000)" in printed
+    assert "Optimizer steps of the run. (type: int, default: 30000)" in printed
     assert "--renderer.sh_degree" in printed
 
 
