@@ -224,7 +224,7 @@ def _one_line(message: str, known: Sequence[str]) -> str:
     if found := re.fullmatch(r"unrecognized arguments: (.*)", text):
         unknown = next((w for w in found[1].split() if w.startswith("-")), found[1]).partition("=")[0]
         return f"unknown argument {unknown}{_near(unknown, known)}"
-    return text
+    return re.sub(r'Parser key "(.+?)":', r"setting \1:", text)
 
 
 def _kind(wanted: str) -> str:

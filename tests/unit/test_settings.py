@@ -110,6 +110,8 @@ def test_a_resumed_run_takes_the_settings_saved_in_it_before_those_of_a_file(tmp
     (["--optimizer.eps", ".nan"], "setting optimizer.eps is nan; it must be above 0"),
     (["--renderer.margin", ".inf"], "setting renderer.margin is inf; it must be finite"),
     (["--method", "other"], "method 'other' is unknown"),
+    (["--data", "absent.yaml"], "setting data: Unable to load config 'absent.yaml' - setting data: Unable to load "
+                                'config "absent.yaml"'),
 ])
 def test_a_bad_argument_is_named_with_what_is_allowed(arguments, message):
     with pytest.raises(SettingsError) as caught:
