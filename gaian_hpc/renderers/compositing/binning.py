@@ -30,7 +30,7 @@ class TileLists:
     items : (I,) int32
         Splat rows, front to back within each tile.
     slots : (I,) int64
-        Row of each intersection in a table grouped by splat, tiles ascending.
+        Row of each intersection in a table grouped by splat, tiles column by column.
     starts : (M + 1,) int64
         Splat s owns rows starts[s] … starts[s + 1] of that table.
     n_x : int
@@ -45,14 +45,25 @@ class TileLists:
     n_x: int
 
 
-def make_binner(load, touches, stamp: int):
-    """Build ``bin_splats`` for a method's exact tile test ``touches(p, x0, y0, x1, y1) -> bool`` (register_jitable).
+def make_binner(load, span, stamp: int):
+    """Build ``bin_splats`` for a method's ``span(p, x0, x1) -> (y0, y1)`` (register_jitable).
 
-    The rectangle spans the pixel *centres* of a tile.
+    A convex splat meets a tile exactly if its span over the tile's columns meets the tile's rows.
     """
 
+    @register_jitable(error_model="numpy")
+    def tile_rows(p, x, y, n_y):
+        """Return the half-open range of tile rows that a splat meets in the tile column at ``x``."""
+        left = np.float32(x) + np.float32(0.5)
+        top, bottom = span(p, left, left + np.float32(15.0))
+        low = np.ceil(top - np.float32(y) - np.float32(0.5))  # rows of pixel centres
+        high = np.floor(bottom - np.float32(y) - np.float32(0.5))
+        if not low <= high or high < 0 or low >= 16 * n_y:
+            return 0, 0
+        return np.int64(max(low, 0)) >> 4, (np.int64(min(high, 16 * n_y - 1)) >> 4) + 1
+
     @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
-    def count(order, spans, geometry, per_splat, per_chunk, n_x, x_origin, y_origin):
+    def count(order, columns, geometry, per_splat, per_chunk, n_x, n_y, x_origin, y_origin):
         _ = stamp
         n_chunks = per_chunk.shape[0]
         for chunk in prange(n_chunks):
@@ -60,15 +71,15 @@ def make_binner(load, touches, stamp: int):
                 s = order[k]
                 p = load(geometry, s)
                 hits = 0
-                for ty in range(spans[s, 1], spans[s, 3]):
-                    for tx in range(spans[s, 0], spans[s, 2]):
-                        if _meets(p, x_origin + tx * 16, y_origin + ty * 16):
-                            per_chunk[chunk, ty * n_x + tx] += 1
-                            hits += 1
+                for tx in range(columns[s, 0], columns[s, 1]):
+                    low, high = tile_rows(p, x_origin + tx * 16, y_origin, n_y)
+                    for ty in range(low, high):
+                        per_chunk[chunk, ty * n_x + tx] += 1
+                    hits += high - low
                 per_splat[s] = hits
 
     @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
-    def deal(order, spans, geometry, starts, cursors, items, slots, n_x, x_origin, y_origin):
+    def deal(order, columns, geometry, starts, cursors, items, slots, n_x, n_y, x_origin, y_origin):
         _ = stamp
         n_chunks = cursors.shape[0]
         for chunk in prange(n_chunks):
@@ -76,20 +87,14 @@ def make_binner(load, touches, stamp: int):
                 s = order[k]
                 p = load(geometry, s)
                 slot = starts[s]
-                for ty in range(spans[s, 1], spans[s, 3]):
-                    for tx in range(spans[s, 0], spans[s, 2]):
-                        if _meets(p, x_origin + tx * 16, y_origin + ty * 16):
-                            at = cursors[chunk, ty * n_x + tx]
-                            cursors[chunk, ty * n_x + tx] = at + 1
-                            items[at] = s
-                            slots[at] = slot
-                            slot += 1
-
-    @register_jitable(error_model="numpy")
-    def _meets(p, x, y):
-        x0 = np.float32(x) + np.float32(0.5)
-        y0 = np.float32(y) + np.float32(0.5)
-        return touches(p, x0, y0, x0 + np.float32(15.0), y0 + np.float32(15.0))
+                for tx in range(columns[s, 0], columns[s, 1]):
+                    low, high = tile_rows(p, x_origin + tx * 16, y_origin, n_y)
+                    for ty in range(low, high):
+                        at = cursors[chunk, ty * n_x + tx]
+                        cursors[chunk, ty * n_x + tx] = at + 1
+                        items[at] = s
+                        slots[at] = slot
+                        slot += 1
 
     def bin_splats(patch: Patch, depths: np.ndarray, boxes: np.ndarray, geometry: np.ndarray) -> TileLists:
         """Return the tile lists of a patch.
@@ -104,12 +109,12 @@ def make_binner(load, touches, stamp: int):
         """
         n_x, n_y = -(-patch.width // TILE_SIZE), -(-patch.height // TILE_SIZE)
         order = depth_order(depths)
-        spans = np.empty((len(depths), 4), np.int32)
-        _tile_spans(boxes, n_x, n_y, patch.x0, patch.y0, spans)
+        columns = np.empty((len(depths), 2), np.int32)
+        _tile_columns(boxes, n_x, patch.x0, columns)
         n_chunks = get_num_threads()
         per_splat = np.zeros(len(depths), np.int64)
         per_chunk = np.zeros((n_chunks, n_x * n_y), np.int64)
-        count(order, spans, geometry, per_splat, per_chunk, n_x, patch.x0, patch.y0)
+        count(order, columns, geometry, per_splat, per_chunk, n_x, n_y, patch.x0, patch.y0)
         starts = np.zeros(len(depths) + 1, np.int64)
         np.cumsum(per_splat, out=starts[1:])
         per_tile = per_chunk.sum(axis=0)
@@ -118,7 +123,7 @@ def make_binner(load, touches, stamp: int):
         cursors = offsets[:-1] + np.cumsum(per_chunk, axis=0) - per_chunk
         items = np.empty(offsets[-1], np.int32)
         slots = np.empty(offsets[-1], np.int64)
-        deal(order, spans, geometry, starts, cursors, items, slots, n_x, patch.x0, patch.y0)
+        deal(order, columns, geometry, starts, cursors, items, slots, n_x, n_y, patch.x0, patch.y0)
         return TileLists(balanced_order(per_tile, n_chunks), offsets, items, slots, starts, n_x)
 
     return bin_splats
@@ -158,15 +163,12 @@ def _radix_order(keys):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _tile_spans(boxes, n_x, n_y, x_origin, y_origin, spans):
-    """Turn pixel boxes into half-open tile ranges; a box without pixel centres becomes an empty range."""
+def _tile_columns(boxes, n_x, x_origin, columns):
+    """Write the half-open range of tile columns that each pixel box meets; empty for an empty box."""
     for s in range(len(boxes)):
-        x0, y0 = boxes[s, 0] - x_origin, boxes[s, 1] - y_origin
-        x1, y1 = boxes[s, 2] - x_origin, boxes[s, 3] - y_origin
-        if not (x1 >= x0 and y1 >= y0):
-            spans[s, :] = 0
+        x0, x1 = boxes[s, 0] - x_origin, boxes[s, 2] - x_origin
+        if not x1 >= x0:
+            columns[s, :] = 0
             continue
-        spans[s, 0] = np.int32(min(max(np.floor((x0 - 0.5) / 16.0), 0.0), n_x))
-        spans[s, 1] = np.int32(min(max(np.floor((y0 - 0.5) / 16.0), 0.0), n_y))
-        spans[s, 2] = np.int32(min(max(np.floor((x1 - 0.5) / 16.0) + 1.0, 0.0), n_x))
-        spans[s, 3] = np.int32(min(max(np.floor((y1 - 0.5) / 16.0) + 1.0, 0.0), n_y))
+        columns[s, 0] = np.int32(min(max(np.floor((x0 - 0.5) / 16.0), 0.0), n_x))
+        columns[s, 1] = np.int32(min(max(np.floor((x1 - 0.5) / 16.0) + 1.0, 0.0), n_x))

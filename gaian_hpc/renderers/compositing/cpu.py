@@ -3,12 +3,14 @@
 ``make_compositor`` takes a method's scalar functions and returns the forward and backward kernels over 16×16 tiles:
 
 - ``load(geometry, s) -> p`` reads splat s into a tuple of scalars;
+- ``span(p, x0, x1) -> (y0, y1)`` bounds the heights at which the splat's alpha can reach 1/255 over an interval of x;
 - ``alpha(p, px, py) -> a`` is the opacity of the splat at a pixel centre, before the clamp at 0.99 and the cut at 1/255;
 - ``moments(p, px, py, g) -> tuple`` are the terms whose sums over pixels give the gradient of ``p``, for
   g = a · dL/da.
 
-Each tile keeps its pixels in planes of one scratch buffer (transmittance, last contributor, channels …), so that LLVM
-sees constant distances between them and vectorises the loop over pixels without alias checks. Backward writes the sums
+A splat is evaluated on the rows of its span only. Each tile keeps its pixels in planes of one scratch buffer
+(transmittance, last contributor, channels …), so that LLVM sees constant distances between them and vectorises the
+loop over pixels without alias checks: a row of 16 is one vector of AVX-512. Backward writes the sums
 of each (tile, splat) pair to a slot of its own; they are added per splat in tile order, whatever thread
 made them (design §6).
 """
@@ -40,8 +42,7 @@ class Compositor:
     Attributes
     ----------
     forward : callable
-        Takes the tile lists, the patch's origin in the view, geometry (M, G), features (M, C) and pixel rows (M, 2) of
-        the splats; writes planes (C, h, w), transmittance (h, w) and last (h, w), the rank of the last contributor.
+        Takes the tile lists, the patch's origin in the view, geometry (M, G) and features (M, C) of the splats; writes planes (C, h, w), transmittance (h, w) and last (h, w), the rank of the last contributor.
     backward : callable
         Takes the same, v_planes (C, h, w), v_alpha (h, w) and what forward wrote; writes sums (I, moments + C).
     n_moments, n_channels : int
@@ -54,8 +55,8 @@ class Compositor:
     n_channels: int
 
 
-def make_compositor(load, alpha, moments, n_moments: int, n_channels: int, stamp: int) -> Compositor:
-    """Build the kernels for a method's ``load``, ``alpha`` and ``moments`` (all ``register_jitable``).
+def make_compositor(load, span, alpha, moments, n_moments: int, n_channels: int, stamp: int) -> Compositor:
+    """Build the kernels for a method's ``load``, ``span``, ``alpha`` and ``moments`` (all ``register_jitable``).
 
     Parameters
     ----------
@@ -68,15 +69,14 @@ def make_compositor(load, alpha, moments, n_moments: int, n_channels: int, stamp
     no_moments = (_ZERO,) * n_moments
 
     @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
-    def forward(order, offsets, items, n_x, x_origin, y_origin, geometry, features, rows, planes, transmittance,
-                last):
+    def forward(order, offsets, items, n_x, x_origin, y_origin, geometry, features, planes, transmittance, last):
         _ = stamp
         height, width = transmittance.shape
         for slot in prange(len(order)):
             tile = order[slot]
             x0 = (tile % n_x) * 16
             y0 = (tile // n_x) * 16
-            buf = np.zeros((4 + n_channels) * PIXELS, np.float32)
+            buf = _scratch(4 + n_channels)
             _pixel_centres(buf, x_origin + x0, y_origin + y0)
             for i in range(PIXELS):
                 buf[_T + uintp(i)] = _ONE
@@ -85,17 +85,16 @@ def make_compositor(load, alpha, moments, n_moments: int, n_channels: int, stamp
                 s = items[k]
                 p = load(geometry, s)
                 f = load_row(features, s, 0, channels)
-                low = max(rows[s, 0] - y0, 0)
-                start = uintp(low * 16)
                 rank = np.float32(k - first + 1)
-                for n in range(uintp(max(min(rows[s, 1] - y0, 16) - low, 0) * 16)):
+                start, count = _row_pixels(span, p, x_origin + x0, y_origin + y0)
+                for n in range(count):
                     i = uintp(n) + start
                     a = min(alpha(p, buf[i], buf[_Y + i]), ALPHA_MAX)
                     t = buf[_T + i]  # negative once the pixel has stopped
                     t_next = t * (_ONE - a)
-                    hit = (a >= ALPHA_MIN) & (t > _ZERO)
+                    hit = a >= ALPHA_MIN
                     keep = hit & (t_next > TRANSMITTANCE_MIN)
-                    stopped = -t if hit else t
+                    stopped = -abs(t) if hit else t
                     buf[_T + i] = t_next if keep else stopped
                     buf[_LAST + i] = rank if keep else buf[_LAST + i]
                     w = a * t if keep else _ZERO
@@ -111,14 +110,14 @@ def make_compositor(load, alpha, moments, n_moments: int, n_channels: int, stamp
                         planes[c, y, x] = buf[_CHANNELS + uintp(c * PIXELS + i)]
 
     @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
-    def backward(order, offsets, items, slots, n_x, x_origin, y_origin, geometry, features, rows, v_planes, v_alpha,
+    def backward(order, offsets, items, slots, n_x, x_origin, y_origin, geometry, features, v_planes, v_alpha,
                  transmittance, last, sums):
         _ = stamp
         for slot in prange(len(order)):
             tile = order[slot]
             x0 = (tile % n_x) * 16
             y0 = (tile // n_x) * 16
-            buf = np.zeros((5 + n_channels) * PIXELS, np.float32)
+            buf = _scratch(5 + n_channels)
             _pixel_centres(buf, x_origin + x0, y_origin + y0)
             depth = _load_tile(buf, x0, y0, v_planes, v_alpha, transmittance, last, n_channels)
             first = offsets[tile]
@@ -130,12 +129,11 @@ def make_compositor(load, alpha, moments, n_moments: int, n_channels: int, stamp
                 s = items[first + rank]
                 p = load(geometry, s)
                 f = load_row(features, s, 0, channels)
-                low = max(rows[s, 0] - y0, 0)
-                start = uintp(low * 16)
                 reached = np.float32(rank)
                 m = no_moments
                 v_f = channels
-                for n in range(uintp(max(min(rows[s, 1] - y0, 16) - low, 0) * 16)):
+                start, count = _row_pixels(span, p, x_origin + x0, y_origin + y0)
+                for n in range(count):
                     i = uintp(n) + start
                     px, py = buf[i], buf[_Y + i]
                     raw = alpha(p, px, py)
@@ -156,6 +154,26 @@ def make_compositor(load, alpha, moments, n_moments: int, n_channels: int, stamp
                 store_row(sums, slots[first + rank], n_moments, v_f)
 
     return Compositor(forward, backward, n_moments, n_channels)
+
+
+@register_jitable(error_model="numpy")
+def _scratch(n_planes):
+    """Return zeroed planes on a cache-line boundary, so that no vector of 16 straddles two lines."""
+    buf = np.zeros(n_planes * PIXELS + 16, np.float32)
+    skip = (-(buf.ctypes.data >> 2)) & 15
+    return buf[skip:skip + n_planes * PIXELS]
+
+
+@register_jitable(error_model="numpy")
+def _row_pixels(span, p, x, y):
+    """Return the first pixel and the number of pixels of the tile rows that a splat can reach."""
+    left = np.float32(x) + _HALF
+    top, bottom = span(p, left, left + np.float32(15.0))
+    low = max(np.ceil(top - np.float32(y) - _HALF), _ZERO)
+    high = min(np.floor(bottom - np.float32(y) + _HALF), np.float32(16.0))
+    if not low < high:
+        return uintp(0), uintp(0)
+    return uintp(np.int64(low) * 16), uintp((np.int64(high) - np.int64(low)) * 16)
 
 
 # Planes of the scratch buffer (x is plane 0); ``behind`` = Σ w q of splats behind, less what the alpha output asks for.

@@ -183,17 +183,16 @@ class Gaussian3D:
         m, n_channels = splats.n_rows, compositor.n_channels
         geometry = np.empty((m, cpu.N_GEOMETRY), np.float32)
         features = np.empty((m, n_channels), np.float32)
-        boxes, rows = np.empty((m, 4), np.float32), np.empty((m, 2), np.int32)
-        cpu.pack(splats["means2d"], splats["conics"], splats["depths"], splats["colors"], splats["opacities"],
-                 splats["radii"], patch.y0, geometry, features, boxes, rows)
-        lists = bin_splats(patch, splats["depths"], boxes, geometry)
+        cpu.pack(splats["means2d"], splats["conics"], splats["depths"], splats["colors"], splats["opacities"], geometry,
+                 features)
+        lists = bin_splats(patch, splats["depths"], self.footprints(patch.view, splats), geometry)
         planes = np.empty((n_channels, patch.height, patch.width), np.float32)
         transmittance = np.empty((patch.height, patch.width), np.float32)
         last = np.empty((patch.height, patch.width), np.int32)
         compositor.forward(lists.order, lists.offsets, lists.items, lists.n_x, patch.x0, patch.y0, geometry, features,
-                           rows, planes, transmittance, last)
+                           planes, transmittance, last)
         maps = {"depth": planes[3]} if n_channels == 4 else {}
-        return Outputs(planes[:3], 1 - transmittance, maps, (lists, geometry, features, rows, transmittance, last))
+        return Outputs(planes[:3], 1 - transmittance, maps, (lists, geometry, features, transmittance, last))
 
     def render_vjp(self, patch: Patch, splats: ArrayTable, outputs: Outputs, v_outputs: OutputGradients) -> ArrayTable:
         """Return gradients of the splat fields, and ``absgrad`` (M, 2) where it was asked for."""
@@ -201,7 +200,7 @@ class Gaussian3D:
         from . import cpu
 
         compositor, _ = self._kernels
-        lists, geometry, features, rows, transmittance, last = outputs.saved
+        lists, geometry, features, transmittance, last = outputs.saved
         v_planes = v_outputs.color
         if compositor.n_channels == 4:
             v_depth = (v_outputs.maps or {}).get("depth")
@@ -211,7 +210,7 @@ class Gaussian3D:
         width = compositor.n_moments + compositor.n_channels
         per_pair = np.empty((len(lists.items), width), np.float32)
         compositor.backward(lists.order, lists.offsets, lists.items, lists.slots, lists.n_x, patch.x0, patch.y0, geometry,
-                            features, rows, np.ascontiguousarray(v_planes), np.ascontiguousarray(v_alpha),
+                            features, np.ascontiguousarray(v_planes), np.ascontiguousarray(v_alpha),
                             transmittance, last, per_pair)
         sums = np.empty((splats.n_rows, width), np.float32)
         sum_slots(lists.starts, per_pair, sums)
@@ -237,5 +236,5 @@ def _build_kernels(absgrad: bool, n_channels: int):
 
     stamp = source_stamp(cpu, lanes, compositing, binning)
     moments, n_moments = (cpu.moments_absgrad, 8) if absgrad else (cpu.moments, 6)
-    compositor = compositing.make_compositor(cpu.load, cpu.alpha, moments, n_moments, n_channels, stamp)
-    return compositor, binning.make_binner(cpu.load, cpu.touches, stamp)
+    compositor = compositing.make_compositor(cpu.load, cpu.span, cpu.alpha, moments, n_moments, n_channels, stamp)
+    return compositor, binning.make_binner(cpu.load, cpu.span, stamp)

@@ -11,17 +11,37 @@ from .projection import (axes_vjp, compensation, covariance, covariance_vjp, dir
                          rotation_vjp, screen_axes, screen_vjp, to_camera, to_screen)
 from .sh import sh_basis, sh_direction_vjp
 
-N_GEOMETRY = 7  # mean (2), conic (3), opacity, largest exponent
+N_GEOMETRY = 12  # mean (2), conic (3), opacity, and six numbers of the ellipse alpha = 1/255
 
 _ZERO = np.float32(0.0)
 _HALF = np.float32(0.5)
+_SLACK = np.float32(0.01)  # pixels; covers rounding, the cut at 1/255 decides per pixel
 
 
 @register_jitable(error_model="numpy")
 def load(geometry, s):
-    """Read a splat: mean x, y, conic a, b, c, opacity, and the exponent beyond which alpha < 1/255."""
+    """Read a splat: mean x, y, conic a, b, c, opacity, and the ellipse that :func:`span` needs."""
     return (geometry[s, 0], geometry[s, 1], geometry[s, 2], geometry[s, 3], geometry[s, 4], geometry[s, 5],
-            geometry[s, 6])
+            geometry[s, 6], geometry[s, 7], geometry[s, 8], geometry[s, 9], geometry[s, 10], geometry[s, 11])
+
+
+@register_jitable(error_model="numpy")
+def span(p, x0, x1):
+    """Return the lowest and highest y of the ellipse σ ≤ limit over [x0, x1]; an empty interval where they don't meet.
+
+    At horizontal distance e from the mean, y − mean = (−b e ± √(2·limit·c − det e²))/c. The upper branch is concave with
+    its top at e_top, the lower one mirrors it, so that each is extreme at the point of the interval nearest to that.
+    """
+    left, right = x0 - p[0], x1 - p[0]
+    reach = p[9]
+    if left > reach or right < -reach:
+        return _ZERO, -_HALF
+    left, right = max(left, -reach), min(right, reach)
+    e = min(max(p[8], left), right)
+    high = np.sqrt(max(p[7] - p[6] * e * e, _ZERO)) * p[10] - p[11] * e
+    e = min(max(-p[8], left), right)
+    low = np.sqrt(max(p[7] - p[6] * e * e, _ZERO)) * p[10] + p[11] * e
+    return p[1] - low - _SLACK, p[1] + high + _SLACK
 
 
 @register_jitable(error_model="numpy")
@@ -29,9 +49,9 @@ def alpha(p, px, py):
     """Return opacity · exp(−σ), σ = ½(a dx² + c dy²) + b dx dy; zero where rounding makes σ negative."""
     dx = p[0] - px
     dy = p[1] - py
-    sigma = fma(_HALF * p[2] * dx, dx, fma(_HALF * p[4] * dy, dy, p[3] * dx * dy))
-    a = p[5] * exp_nonpositive(-sigma)
-    return a if sigma >= _ZERO else _ZERO
+    power = fma(fma(-_HALF * p[2], dx, -p[3] * dy), dx, -_HALF * p[4] * dy * dy)
+    a = p[5] * exp_nonpositive(power)
+    return a if power <= _ZERO else _ZERO
 
 
 @register_jitable(error_model="numpy")
@@ -52,31 +72,6 @@ def moments_absgrad(p, px, py, g):
     gx = g * dx
     gy = g * dy
     return (g, gx, gy, gx * dx, gx * dy, gy * dy, abs(p[2] * gx + p[3] * gy), abs(p[3] * gx + p[4] * gy))
-
-
-@register_jitable(error_model="numpy")
-def touches(p, x0, y0, x1, y1):
-    """Tell whether the ellipse σ ≤ limit meets a rectangle: the exact minimum of σ over it, with a rounding margin.
-
-    The minimum of a convex form lies at the centre if that is inside, else on an edge that faces the centre.
-    """
-    mx, my = p[0], p[1]
-    ex = min(max(mx, x0), x1)
-    ey = min(max(my, y0), y1)
-    if ex == mx and ey == my:
-        return True
-    sigma = np.float32(np.inf)
-    if ex != mx:
-        dx = mx - ex
-        py = min(max(my + p[3] * dx / p[4], y0), y1)
-        dy = my - py
-        sigma = min(sigma, _HALF * (p[2] * dx * dx + p[4] * dy * dy) + p[3] * dx * dy)
-    if ey != my:
-        dy = my - ey
-        px = min(max(mx + p[3] * dy / p[2], x0), x1)
-        dx = mx - px
-        sigma = min(sigma, _HALF * (p[2] * dx * dx + p[4] * dy * dy) + p[3] * dx * dy)
-    return sigma <= p[6]
 
 
 @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
@@ -181,25 +176,28 @@ def project_vjp(camera, ids, means, quats, scales, opacities, sh, degree, eps, a
 
 
 @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
-def pack(means2d, conics, depths, colors, opacities, radii2d, y_origin, geometry, features, boxes, rows):
-    """Lay splats out for the compositor: geometry (M, 7), features (M, 3 or 4), pixel boxes (M, 4), rows (M, 2)."""
+def pack(means2d, conics, depths, colors, opacities, geometry, features):
+    """Lay splats out for the compositor: geometry (M, 12), features (M, 3), or (M, 4) with the depth.
+
+    The determinant of the rounded conic is exact in float64; where it is not positive, the ellipse is unbounded.
+    """
     for s in prange(len(depths)):
+        a, b, c = np.float64(conics[s, 0]), np.float64(conics[s, 1]), np.float64(conics[s, 2])
         geometry[s, 0], geometry[s, 1] = means2d[s, 0], means2d[s, 1]
-        geometry[s, 2], geometry[s, 3], geometry[s, 4] = conics[s, 0], conics[s, 1], conics[s, 2]
+        geometry[s, 2], geometry[s, 3], geometry[s, 4] = a, b, c
         geometry[s, 5] = opacities[s]
-        geometry[s, 6] = np.log(255.0 * max(opacities[s], np.float32(1e-10))) * 1.001 + 1e-3
-        for c in range(3):
-            features[s, c] = colors[s, c]
+        det = max(a * c - b * b, 1e-12 * a * c)
+        double_limit = 2.0 * np.log(255.0 * np.float64(opacities[s])) * 1.001 + 1e-3
+        geometry[s, 6] = det
+        geometry[s, 7] = double_limit * c
+        geometry[s, 8] = -b * np.sqrt(double_limit / (a * det))
+        geometry[s, 9] = np.sqrt(double_limit * c / det) + _SLACK if double_limit > 0.0 else -1.0
+        geometry[s, 10] = 1.0 / c
+        geometry[s, 11] = b / c
+        for k in range(3):
+            features[s, k] = colors[s, k]
         if features.shape[1] == 4:
             features[s, 3] = depths[s]
-        # the alpha cut decides per pixel; boxes only need to be a rounding error larger than the ellipse
-        rx, ry = radii2d[s, 0] * np.float32(1.001) + np.float32(0.01), radii2d[s, 1] * np.float32(1.001) + np.float32(0.01)
-        boxes[s, 0], boxes[s, 1] = means2d[s, 0] - rx, means2d[s, 1] - ry
-        boxes[s, 2], boxes[s, 3] = means2d[s, 0] + rx, means2d[s, 1] + ry
-        if not opacities[s] >= np.float32(1.0 / 255.0):
-            boxes[s, 2] = boxes[s, 0] - np.float32(1.0)
-        rows[s, 0] = np.int32(min(max(np.ceil(boxes[s, 1] - _HALF) - y_origin, -1e6), 1e6))
-        rows[s, 1] = np.int32(min(max(np.floor(boxes[s, 3] - _HALF) + 1.0 - y_origin, -1e6), 1e6))
 
 
 @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
