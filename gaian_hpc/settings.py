@@ -97,6 +97,8 @@ class DataSettings:
         ``black``, ``white`` or ``random`` (a new colour for every view and step).
     masks : bool
         Use ``masks/`` where present.
+    near : float
+        Near plane in world units: points closer to a camera are not seen by it.
     """
 
     factor: int = ranged(1, 1)
@@ -108,6 +110,7 @@ class DataSettings:
     prefetch: int = ranged(4, 0)
     background: Literal["black", "white", "random"] = "black"
     masks: bool = True
+    near: float = ranged(0.01, 0, above=True)
 
 
 @dataclass(frozen=True)

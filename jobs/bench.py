@@ -14,7 +14,7 @@ from gaian_hpc.arrays import View
 from gaian_hpc.data.cache import PictureCache
 from gaian_hpc.data.images import Picture
 from gaian_hpc.data.sampler import EpochSampler
-from gaian_hpc.data.scene import Scene, load_scene
+from gaian_hpc.data.scene import Scene
 from gaian_hpc.errors import DataError
 from gaian_hpc.points.init import point_spacing
 from gaian_hpc.points.store import PointStore
@@ -24,7 +24,7 @@ from gaian_hpc.timing import PhaseTimer, format_phases
 from gaian_hpc.training.densify import make_density
 from gaian_hpc.training.optimizer import Adam
 from gaian_hpc.training.step import SynchronousExecutor
-from gaian_hpc.training.trainer import start_points
+from gaian_hpc.training.trainer import open_scene, start_points
 
 WARM_UP = 3
 
@@ -62,7 +62,7 @@ def run_bench_step(scene_path: Path | str, settings: Settings, options: Any, *, 
     import numba
 
     d = settings.data
-    scene = load_scene(scene_path, factor=d.factor, max_side=d.max_side, test_every=d.test_every, masks=d.masks)
+    scene = open_scene(scene_path, d)
     settings = dataclasses.replace(settings, densify=dataclasses.replace(settings.densify, strategy="none"))
     views = {i: resized(scene.views[i], width, height) for i in scene.train_idx.tolist()}
     renderer = build_renderer(settings.method, options, settings.backend, absgrad=settings.densify.absgrad)

@@ -10,7 +10,6 @@ import numpy as np
 from gaian_hpc.checkpoint.folders import list_checkpoints
 from gaian_hpc.config import settings_from_toml
 from gaian_hpc.data.cache import PictureCache
-from gaian_hpc.data.scene import load_scene
 from gaian_hpc.data.synthetic import write_city
 from gaian_hpc.evaluation.run import open_run
 from gaian_hpc.evaluation.views import render_view
@@ -19,6 +18,7 @@ from gaian_hpc.jobs.render import write_png
 from gaian_hpc.jobs.train import run_train
 from gaian_hpc.log import get_logger
 from gaian_hpc.training.pixels import background_color, target_pixels
+from gaian_hpc.training.trainer import open_scene
 
 CONFIG = "configs/demo.toml"
 GAP = 4
@@ -54,7 +54,7 @@ def write_comparisons(scene_path: Path, run: Path, folder: Path) -> int:
     """Write a PNG of truth, render and error for every test view; return their number."""
     trained = open_run(run)
     data = trained.settings.data
-    scene = load_scene(scene_path, factor=data.factor, max_side=data.max_side, test_every=data.test_every)
+    scene = open_scene(scene_path, data)
     with PictureCache(scene, data.cache_mb << 20, prefetch=0) as cache:
         for index in scene.test_idx:
             view = scene.views[index]

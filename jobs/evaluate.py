@@ -6,19 +6,17 @@ import json
 from pathlib import Path
 
 from gaian_hpc.data.cache import PictureCache
-from gaian_hpc.data.scene import load_scene
 from gaian_hpc.errors import DataError
 from gaian_hpc.evaluation.run import open_run
 from gaian_hpc.evaluation.views import evaluate_views, mean_scores
-from gaian_hpc.training.trainer import scene_fingerprint
+from gaian_hpc.training.trainer import open_scene, scene_fingerprint
 
 
 def run_evaluate(run: Path | str, *, as_json: bool = False, step: int | None = None) -> int:
     """Print the scores of the test views of ``run`` and return the exit code."""
     trained = open_run(run, step)
     d = trained.settings.data
-    scene = load_scene(trained.state.scene_path, factor=d.factor, max_side=d.max_side, test_every=d.test_every,
-                       masks=d.masks)
+    scene = open_scene(trained.state.scene_path, d)
     if scene_fingerprint(scene) != trained.state.scene_fingerprint:
         raise DataError(f"{scene.path}: its views are no longer those that {run} was trained on; restore the scene")
     with PictureCache(scene, d.cache_mb << 20, d.prefetch) as pictures:

@@ -7,12 +7,12 @@ from pathlib import Path
 from typing import Any
 
 from gaian_hpc.data.cache import PictureCache
-from gaian_hpc.data.scene import Scene, load_scene
+from gaian_hpc.data.scene import Scene
 from gaian_hpc.distributed.world import require_one_rank
 from gaian_hpc.evaluation.views import evaluate_views, mean_scores
 from gaian_hpc.log import get_logger
 from gaian_hpc.settings import Settings
-from gaian_hpc.training.trainer import RunResult, Trainer
+from gaian_hpc.training.trainer import RunResult, Trainer, open_scene
 
 RESULTS_NAME = "results.json"
 
@@ -22,8 +22,7 @@ def run_train(scene_path: Path | str, output: Path | str, settings: Settings, op
     """Train ``scene_path`` into the folder ``output`` and return the exit code."""
     require_one_rank()
     log, output = get_logger(), Path(output)
-    d = settings.data
-    scene = load_scene(scene_path, factor=d.factor, max_side=d.max_side, test_every=d.test_every, masks=d.masks)
+    scene = open_scene(scene_path, settings.data)
     trainer = Trainer(scene, output, settings, options, resume=resume)
     log.info("%s: %d training and %d test views, %s points%s", scene.path, len(scene.train_idx), len(scene.test_idx),
              f"{trainer.store.n:,}", f", resumed at step {trainer.step}" if trainer.resumed is not None else "")

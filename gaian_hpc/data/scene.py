@@ -88,7 +88,7 @@ class _Content:
 
 
 def load_scene(path: str | Path, *, factor: int = 1, max_side: int = 0, test_every: int = 8, masks: bool = True,
-               times: str | Path | None = None) -> Scene:
+               times: str | Path | None = None, near: float = 0.01) -> Scene:
     """Read a scene and check that all its pictures are there, reading no more of them than their headers.
 
     The layout is COLMAP (``sparse/0``, ``sparse`` or ``colmap/sparse/0``, binary before text), else
@@ -109,6 +109,8 @@ def load_scene(path: str | Path, *, factor: int = 1, max_side: int = 0, test_eve
         Use ``masks/`` and the masks that frames name.
     times : path, optional
         JSON file of picture name → time; ``times.json`` in the scene is found by itself.
+    near : float, world units
+        Near plane of all views.
 
     Raises
     ------
@@ -126,7 +128,7 @@ def load_scene(path: str | Path, *, factor: int = 1, max_side: int = 0, test_eve
                         "negative numbers are allowed")
     view_times = _times(frames, folder, times)
     pictures, cameras = _pictures(frames, folder, factor, max_side, masks)
-    views = tuple(_view(i, frame, camera, 0.0 if view_times is None else float(view_times[i]), content.source)
+    views = tuple(_view(i, frame, camera, 0.0 if view_times is None else float(view_times[i]), content.source, near)
                   for i, (frame, camera) in enumerate(zip(frames, cameras, strict=True)))
     train_idx, test_idx = _split(content, folder, test_every)
     extent = _extent(frames, train_idx, content)
@@ -204,10 +206,11 @@ def _check_aspect(path: Path, size: tuple[int, int], expected: tuple[int, int], 
                         "another aspect ratio; use the picture that the camera was calibrated with")
 
 
-def _view(index: int, frame: Frame, camera: Camera, time: float, source: Path) -> View:
+def _view(index: int, frame: Frame, camera: Camera, time: float, source: Path, near: float) -> View:
     K = np.array([[camera.fx, 0.0, camera.cx], [0.0, camera.fy, camera.cy], [0.0, 0.0, 1.0]], np.float32)
     viewmat = check_viewmat(frame.viewmat, f"{source}: image {frame.name!r}").astype(np.float32)
-    return View(viewmat, K, camera.width, camera.height, name=frame.name, index=index, time=time)
+    return View(viewmat, K, camera.width, camera.height, name=frame.name, index=index, near=near,
+                time=time)
 
 
 def _times(frames: Sequence[Frame], scene: Path, given: str | Path | None) -> np.ndarray | None:

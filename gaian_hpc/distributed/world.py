@@ -27,4 +27,4 @@ def require_one_rank() -> None:
     """
     n = launched_ranks()
     if n > 1:
-        raise SettingsError(f"started on {n} ranks, but this version trains on 1; run gaian without mpirun or srun -n 1")
+        raise SettingsError(f"started on {n} ranks, but this version trains on 1; run gaian by itself")

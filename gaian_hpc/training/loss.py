@@ -1,11 +1,11 @@
 """The photometric loss of 3DGS, (1 − w)·L1 + w·(1 − SSIM), and its gradient, patch by patch.
 
 The loss of a view is the mean over all its pixels and channels; a patch contributes its own pixels' share, so that
-patches add up to the whole image. SSIM's 11×11 window crosses patch borders: a patch is given with a margin of ghost
-pixels, 5 for its own SSIM values and 5 more because the values of its neighbours depend on its pixels (Wang et al. 2004).
+patches add up to the whole image. SSIM's 11×11 window crosses patch borders: a patch comes with a margin of ghost
+pixels, 5 for its own SSIM values and 5 more because its neighbours' values depend on its pixels (Wang et al. 2004).
 
-Cost: 8 filter passes forward (two directions of x, y, x² + y², xy: SSIM's denominator needs the two variances only as a
-sum) and 6 backward, 11 fused multiply-adds each.
+Cost: 8 filter passes forward (two directions of x, y, x² + y², xy: SSIM's denominator needs the two variances only
+as a sum) and 6 backward, 11 fused multiply-adds each.
 """
 
 from __future__ import annotations

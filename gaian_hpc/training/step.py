@@ -22,7 +22,7 @@ from .pixels import alpha_gradient, background_color, over_background, target_pi
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a step measured before its update: the unit's mean loss, L1 and SSIM, points in scope, and the edit if any."""
+    """What a step measured before its update: the unit's loss, L1 and SSIM, points in scope, and the edit if any."""
 
     loss: float
     l1: float

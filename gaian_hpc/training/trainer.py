@@ -27,13 +27,13 @@ from ..checkpoint.writer import write_checkpoint
 from ..config import SAVED_NAME, settings_to_toml
 from ..data.cache import PictureCache
 from ..data.sampler import EpochSampler
-from ..data.scene import Scene
+from ..data.scene import Scene, load_scene
 from ..errors import SettingsError
 from ..log import MetricsLog
 from ..points.init import cloud_from_scene
 from ..points.store import PointStore
 from ..renderers.base import PointRenderer, build_renderer
-from ..settings import Settings
+from ..settings import DataSettings, Settings
 from ..timing import PhaseTimer
 from .densify import make_density
 from .optimizer import Adam
@@ -180,11 +180,17 @@ class Trainer:
         before, now = (dict(flatten(parse_toml(text, str(path)))) for text in (state.settings, self.settings_text))
         for name in sorted((before.keys() | now.keys()) - FREE_SETTINGS):
             if before.get(name) != now.get(name):
-                raise SettingsError(f"{path}: setting {name} was {before.get(name)!r} and is now {now.get(name)!r}; a run "
-                                    "goes on with its own settings, so drop the change or start another run")
+                raise SettingsError(f"{path}: setting {name} was {before.get(name)!r} and is now {now.get(name)!r}; a "
+                                    "run goes on with its own settings, so drop the change or start another run")
         if not before.get("horizon") and before.get("steps") != now.get("steps"):
             raise SettingsError(f"{path}: steps was {before.get('steps')} and is now {now.get('steps')}, but horizon 0 "
                                 "ties the schedules to it; keep steps, or start another run with a horizon of its own")
+
+
+def open_scene(path: Path | str, data: DataSettings) -> Scene:
+    """Load a scene as the data settings say."""
+    return load_scene(path, factor=data.factor, max_side=data.max_side, test_every=data.test_every, masks=data.masks,
+                      near=data.near)
 
 
 def start_points(scene: Scene, settings: Settings, attributes: tuple[Attribute, ...]) -> PointStore:
@@ -205,7 +211,7 @@ def _from_gaussians(start: GaussianStart, path: str, attributes: tuple[Attribute
     n, raw = len(start.raw["means"]), {}
     for a in attributes:
         if a.name not in start.raw:
-            raise SettingsError(f"{path}: Gaussians have no {a.name}, which this method trains; use a plain point cloud")
+            raise SettingsError(f"{path}: Gaussians have no {a.name}, which this method trains; use plain points")
         raw[a.name] = start.raw[a.name]
         if a.name == "sh":
             k = a.shape[0]

@@ -4,7 +4,8 @@
 
 - ``load(geometry, s) -> p`` reads splat s into a tuple of scalars;
 - ``span(p, x0, x1) -> (y0, y1)`` bounds the heights at which the splat's alpha can reach 1/255 over an interval of x;
-- ``alpha(p, px, py) -> a`` is the opacity of the splat at a pixel centre, before the clamp at 0.99 and the cut at 1/255;
+- ``alpha(p, px, py) -> a`` is the opacity of the splat at a pixel centre, before the clamp at 0.99 and the cut at
+  1/255;
 - ``moments(p, px, py, g) -> tuple`` are the terms whose sums over pixels give the gradient of ``p``, for
   g = a · dL/da.
 
@@ -42,7 +43,8 @@ class Compositor:
     Attributes
     ----------
     forward : callable
-        Takes the tile lists, the patch's origin in the view, geometry (M, G) and features (M, C) of the splats; writes planes (C, h, w), transmittance (h, w) and last (h, w), the rank of the last contributor.
+        Takes the tile lists, the patch's origin in the view, geometry (M, G) and features (M, C) of the splats; writes
+        planes (C, h, w), transmittance (h, w) and last (h, w), the rank of the last contributor.
     backward : callable
         Takes the same, v_planes (C, h, w), v_alpha (h, w) and what forward wrote; writes sums (I, moments + C).
     n_moments, n_channels : int
@@ -220,7 +222,7 @@ def _load_tile(buf, x0, y0, v_planes, v_alpha, transmittance, last, n_channels):
 
 @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
 def sum_slots(starts, sums, out):
-    """Add the rows starts[s] … starts[s + 1] of ``sums`` (I, k) float32 per splat, in tile order, into ``out`` (M, k)."""
+    """Add rows starts[s] … starts[s + 1] of ``sums`` (I, k) float32 per splat, in tile order, into ``out`` (M, k)."""
     for s in prange(len(starts) - 1):
         for c in range(sums.shape[1]):
             out[s, c] = _ZERO

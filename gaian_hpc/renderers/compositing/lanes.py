@@ -1,7 +1,7 @@
 """Scalar device functions that LLVM turns into vector code: fma, the exponential and arithmetic on small tuples.
 
-Kernels are compiled without fast-math: numba optimises a kernel once for the running process and once for its disk cache,
-and a freedom to reassociate or contract would let the two differ in the last bit. What speed needs of it is spelt
+Kernels are compiled without fast-math: numba optimises a kernel once for the running process and once for its disk
+cache, and a freedom to reassociate or contract would let the two differ in the last bit. What speed needs of it is spelt
 out: ``fma`` where two roundings are to be one, and ``add``, whose sums may be split over vector lanes.
 
 Tuples of float32 stand for the channels or moments of one pixel; each function is written for any length by
@@ -65,11 +65,11 @@ def exp_nonpositive(x):
 
 def add(a, b):
     """Return the element-wise sum of two tuples, in an order that may be split over vector lanes."""
-    return tuple(x + y for x, y in zip(a, b))
+    return tuple(x + y for x, y in zip(a, b, strict=True))
 
 
 @overload(add, jit_options={"fastmath": {"reassoc", "nsz"}})
-def _add(a, b):
+def _add(a, b):  # numba types tuples by concatenation, not by unpacking
     if len(a) == 0:
         return lambda a, b: ()
     return lambda a, b: (a[0] + b[0],) + add(a[1:], b[1:])
@@ -89,7 +89,7 @@ def _scale(w, a):
 
 def dot(a, b):
     """Return the inner product of two tuples."""
-    return math.fsum(x * y for x, y in zip(a, b))
+    return math.fsum(x * y for x, y in zip(a, b, strict=True))
 
 
 @overload(dot)

@@ -89,6 +89,9 @@ def _attributes(o: Options) -> tuple[Attribute, ...]:
     )
 
 
+DEFAULT_OPTIONS = Options()
+
+
 class Gaussian3D:
     """3D Gaussian Splatting on the cpu backend; see :class:`gaian_hpc.renderers.base.PointRenderer`.
 
@@ -108,7 +111,7 @@ class Gaussian3D:
     splat_fields = (Field("means2d", (2,)), Field("conics", (3,)), Field("depths"), Field("colors", (3,)),
                     Field("opacities"), Field("radii", (2,)))
 
-    def __init__(self, options: Options = Options(), backend: str = "cpu", *, absgrad: bool = False,
+    def __init__(self, options: Options = DEFAULT_OPTIONS, backend: str = "cpu", *, absgrad: bool = False,
                  degree: int | None = None):
         self.options = options
         self.backend = backend
@@ -209,8 +212,8 @@ class Gaussian3D:
         v_alpha = np.zeros(last.shape, np.float32) if v_outputs.alpha is None else v_outputs.alpha
         width = compositor.n_moments + compositor.n_channels
         per_pair = np.empty((len(lists.items), width), np.float32)
-        compositor.backward(lists.order, lists.offsets, lists.items, lists.slots, lists.n_x, patch.x0, patch.y0, geometry,
-                            features, np.ascontiguousarray(v_planes), np.ascontiguousarray(v_alpha),
+        compositor.backward(lists.order, lists.offsets, lists.items, lists.slots, lists.n_x, patch.x0, patch.y0,
+                            geometry, features, np.ascontiguousarray(v_planes), np.ascontiguousarray(v_alpha),
                             transmittance, last, per_pair)
         sums = np.empty((splats.n_rows, width), np.float32)
         sum_slots(lists.starts, per_pair, sums)

@@ -7,8 +7,21 @@ from numba import njit, prange
 from numba.extending import register_jitable
 
 from ..compositing.lanes import exp_nonpositive, fma
-from .projection import (axes_vjp, compensation, covariance, covariance_vjp, direction, in_depth, radii, rotation,
-                         rotation_vjp, screen_axes, screen_vjp, to_camera, to_screen)
+from .projection import (
+    axes_vjp,
+    compensation,
+    covariance,
+    covariance_vjp,
+    direction,
+    in_depth,
+    radii,
+    rotation,
+    rotation_vjp,
+    screen_axes,
+    screen_vjp,
+    to_camera,
+    to_screen,
+)
 from .sh import sh_basis, sh_direction_vjp
 
 N_GEOMETRY = 12  # mean (2), conic (3), opacity, and six numbers of the ellipse alpha = 1/255
@@ -29,8 +42,8 @@ def load(geometry, s):
 def span(p, x0, x1):
     """Return the lowest and highest y of the ellipse σ ≤ limit over [x0, x1]; an empty interval where they don't meet.
 
-    At horizontal distance e from the mean, y − mean = (−b e ± √(2·limit·c − det e²))/c. The upper branch is concave with
-    its top at e_top, the lower one mirrors it, so that each is extreme at the point of the interval nearest to that.
+    At horizontal distance e from the mean, y − mean = (−b e ± √(2·limit·c − det e²))/c. The upper branch is concave
+    with its top at e_top, the lower one mirrors it, so that each is extreme at the point of the interval nearest to that.
     """
     left, right = x0 - p[0], x1 - p[0]
     reach = p[9]

@@ -1,4 +1,4 @@
-"""Spherical-harmonics colour of degree 0–3 and its derivatives (basis, order and signs of 3DGS), scalar numba functions."""
+"""Spherical-harmonics colour of degree 0–3 and its derivatives: basis, order and signs of 3DGS, scalar functions."""
 
 from __future__ import annotations
 
