@@ -16,8 +16,8 @@ def read_camera_path(path: Path) -> list[View]:
     """Return the pinhole cameras of ``frames``, in their order.
 
     Each frame has a ``transform_matrix`` (camera to world, OpenGL axes); size and intrinsics (``w``, ``h``, ``fl_x`` or
-    ``camera_angle_x`` …) stand in the frame or for all frames beside them; ``file_path`` names the rendering and ``time``
-    (0 to 1) its moment, both optional.
+    ``camera_angle_x`` …) stand in the frame or for all frames beside them; ``file_path`` names the rendering and
+    ``time`` (0 to 1) its moment, both optional.
 
     Raises
     ------

@@ -22,7 +22,7 @@ from .pixels import alpha_gradient, background_color, over_background, target_pi
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a step measured before its update: the unit's loss, L1 and SSIM, points in scope, and the edit if any."""
+    """What a step measured before its update: the unit's loss, L1 and SSIM, points in scope, and the edit before it."""
 
     loss: float
     l1: float
@@ -65,8 +65,14 @@ class SynchronousExecutor:
     timer: PhaseTimer
 
     def run(self, step: int, views: Sequence[View]) -> StepReport:
-        """Train on one unit; ``step`` counts from 1."""
+        """Edit the points where the step before calls for it, then train on one unit; ``step`` counts from 1.
+
+        An edit opens the next step instead of closing its own, so that a run never ends on points that nothing has
+        trained since: fresh copies, or opacities just reset.
+        """
         renderer = self.renderer.at_step(step)
+        with self.timer.region("density"):
+            edit = self.density.edit(self.store, step - 1) if step > 1 else None
         gradients, sums = [], np.zeros(3)
         for view in views:
             view_gradients, view_sums = self._view(renderer, step, view, len(views))
@@ -79,8 +85,6 @@ class SynchronousExecutor:
             self.optimizer.update(self.store, rows, v_rows, step)
             self.density.after_update(self.store, step, self.optimizer.learning_rate("means", step)
                                       if "means" in self.store.raw else 0.0)
-        with self.timer.region("density"):
-            edit = self.density.edit(self.store, step)
         loss, l1, ssim = (float(s) / len(views) for s in sums)
         return StepReport(loss, l1, ssim, len(rows), edit)
 

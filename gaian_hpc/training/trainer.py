@@ -6,10 +6,11 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import math
 import signal
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +19,7 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Attribute
+from ..arrays import Attribute, View
 from ..checkpoint.folders import list_checkpoints, prune_checkpoints
 from ..checkpoint.ply import GaussianStart, load_start
 from ..checkpoint.reader import latest_checkpoint, read_checkpoint
@@ -28,7 +29,7 @@ from ..config import SAVED_NAME, settings_to_toml
 from ..data.cache import PictureCache
 from ..data.sampler import EpochSampler
 from ..data.scene import Scene, load_scene
-from ..errors import SettingsError
+from ..errors import GaianError, SettingsError
 from ..log import MetricsLog
 from ..points.init import cloud_from_scene
 from ..points.store import PointStore
@@ -119,6 +120,7 @@ class Trainer:
                 views = [self.scene.views[i] for i in self.sampler.unit(self.step)]
                 self.step += 1
                 report = executor.run(self.step, views)
+                refuse_divergence(report, self.step, views)
                 self._log(report, metrics, timings, time.monotonic() - started)
                 progress.update(self.step, report.loss, self.store.n)
                 if self.step % settings.checkpoint.every == 0:
@@ -149,7 +151,8 @@ class Trainer:
         if report.edit is not None:
             edit = {k: v for k, v in dataclasses.asdict(report.edit).items() if v and k != "n_points"}
             metrics.write(self.step, n_points=self.store.n, edit=edit)
-        if self.step % self.settings.log_every == 0 or self.step == self.settings.steps:
+        # Not at the last step: a run that is gone on with must leave the lines of one that never stopped.
+        if self.step % self.settings.log_every == 0 or self.step == 1:
             metrics.write(self.step, loss=report.loss, l1=report.l1, ssim=report.ssim, n_points=self.store.n,
                           n_scope=report.n_scope)
             timings.write(self.step, seconds=round(seconds, 3),
@@ -191,6 +194,20 @@ def open_scene(path: Path | str, data: DataSettings) -> Scene:
     """Load a scene as the data settings say."""
     return load_scene(path, factor=data.factor, max_side=data.max_side, test_every=data.test_every, masks=data.masks,
                       near=data.near)
+
+
+def refuse_divergence(report: StepReport, step: int, views: Sequence[View]) -> None:
+    """Raise if the loss of a step is not finite, since no later step mends its points.
+
+    Raises
+    ------
+    GaianError
+        Naming the step and its views.
+    """
+    if not math.isfinite(report.loss):
+        names = ", ".join(view.name for view in views[:3]) + (" …" if len(views) > 3 else "")
+        raise GaianError(f"step {step}: the loss of {names} is {report.loss}; check the start points for huge values or "
+                         "lower --optimizer.lr_scale (checkpoints written before this step are sound)")
 
 
 def start_points(scene: Scene, settings: Settings, attributes: tuple[Attribute, ...]) -> PointStore:

@@ -12,8 +12,8 @@ from gaian_hpc.training.trainer import METRICS_NAME, Trainer
 STEPS = 24
 # Edits at steps 5, 10, 15 and 20, resets at 12 and 24, all within STEPS; every step is logged.
 SHORT = {"steps": STEPS, "horizon": 40, "log_every": 1, "data.cache_mb": 16, "densify.start": 4, "densify.every": 5,
-         "densify.stop": 30, "densify.reset_every": 12, "densify.grad_threshold": 5e-4, "densify.cap": 300, "densify.split_scale": 0.05,
-         "checkpoint.every": 1000}
+         "densify.stop": 30, "densify.reset_every": 12, "densify.grad_threshold": 5e-4, "densify.cap": 300,
+         "densify.split_scale": 0.05, "checkpoint.every": 1000}
 # One entry a way to train that has code of its own: settings, options, and the edits that must have happened.
 VARIANTS = {
     "default": ({}, {}, {"split", "cloned", "pruned", "reset"}),
