@@ -94,7 +94,8 @@ class DataSettings:
     prefetch : int
         Pictures decoded ahead of their use.
     background : str
-        ``black``, ``white`` or ``random`` (a new colour for every view and step).
+        ``black``, ``white`` or ``random``: a new colour for every view and step, so that nothing stays see-through
+        by chance; rendered and evaluated on black.
     masks : bool
         Use ``masks/`` where present.
     near : float
@@ -108,7 +109,7 @@ class DataSettings:
     n_random: int = ranged(100_000, 1)
     cache_mb: int = ranged(1024, 1)
     prefetch: int = ranged(4, 0)
-    background: Literal["black", "white", "random"] = "black"
+    background: Literal["black", "white", "random"] = "random"
     masks: bool = True
     near: float = ranged(0.01, 0, above=True)
 
@@ -146,7 +147,8 @@ class DensifySettings:
         ``default`` is clone, split, prune and reset of 3DGS; ``mcmc`` is Kheradmand et al. 2024; ``none`` keeps
         the points there are.
     cap : int
-        Largest number of points of the whole scene, for every strategy; 0 = no cap (``mcmc``: 1,000,000).
+        Largest number of points of the whole scene, for every strategy; 0 = a point per 64 training
+        pixels, or as many as at the start if these are more.
     start, stop, every : int
         Edits happen at multiples of ``every`` with start < step < stop; stop = 0 means half of the
         horizon, at most 15,000 (``mcmc``: 5/6 of it, at most 25,000).

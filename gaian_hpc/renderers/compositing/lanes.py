@@ -1,8 +1,8 @@
 """Scalar device functions that LLVM turns into vector code: fma, the exponential and arithmetic on small tuples.
 
 Kernels are compiled without fast-math: numba optimises a kernel once for the running process and once for its disk
-cache, and a freedom to reassociate or contract would let the two differ in the last bit. What speed needs of it is spelt
-out: ``fma`` where two roundings are to be one, and ``add``, whose sums may be split over vector lanes.
+cache, and a freedom to reassociate or contract would let the two differ in the last bit. What speed needs of it is
+spelt out: ``fma`` where two roundings are to be one, and ``add``, whose sums may be split over vector lanes.
 
 Tuples of float32 stand for the channels or moments of one pixel; each function is written for any length by
 recursion, which compiles away.

@@ -43,7 +43,7 @@ def span(p, x0, x1):
     """Return the lowest and highest y of the ellipse σ ≤ limit over [x0, x1]; an empty interval where they don't meet.
 
     At horizontal distance e from the mean, y − mean = (−b e ± √(2·limit·c − det e²))/c. The upper branch is concave
-    with its top at e_top, the lower one mirrors it, so that each is extreme at the point of the interval nearest to that.
+    with its top at e_top, the lower one mirrors it: each is extreme at the point of the interval nearest to that.
     """
     left, right = x0 - p[0], x1 - p[0]
     reach = p[9]
