@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from gaian_hpc.backends.threads import use_threads
 from gaian_hpc.data.synthetic import write_city
 
 
@@ -13,6 +14,12 @@ def city(tmp_path_factory) -> Path:
     """Return the folder of a COLMAP scene of ten 64 × 48 pictures, two of them for tests; not to be written to."""
     return write_city(tmp_path_factory.mktemp("city") / "scene", n_views=10, width=64, height=48, n_points=600,
                       spacing=4.0)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Run kernels on one thread, whose pool sleeps while it waits; tests of threads ask for more."""
+    use_threads(1)
 
 
 @pytest.fixture(autouse=True)

@@ -4,21 +4,22 @@ import dataclasses
 import json
 from pathlib import Path
 
+from gaian_hpc.backends.threads import use_threads
 from gaian_hpc.data.scene import load_scene
 from gaian_hpc.renderers.gaussian3d import Options
 from gaian_hpc.settings import Settings
 from gaian_hpc.training.trainer import METRICS_NAME, Trainer
 
 STEPS = 24
-# Edits at steps 5, 10, 15 and 20, resets at 12 and 24, all within STEPS; every step is logged.
-SHORT = {"steps": STEPS, "horizon": 40, "log_every": 1, "data.cache_mb": 16, "densify.start": 4, "densify.every": 5,
-         "densify.stop": 30, "densify.reset_every": 12, "densify.grad_threshold": 5e-4, "densify.cap": 300,
-         "densify.split_scale": 0.05, "checkpoint.every": 1000}
+# Edits open the steps 6, 11, 16 and 21 and a reset step 13; every step is logged.
+SHORT = {"steps": STEPS, "horizon": 40, "threads": 1, "log_every": 1, "data.cache_mb": 16, "data.background": "black",
+         "densify.start": 4, "densify.every": 5, "densify.stop": 30, "densify.reset_every": 12,
+         "densify.grad_threshold": 3e-3, "densify.cap": 140, "densify.split_scale": 0.05, "checkpoint.every": 1000}
 # One entry a way to train that has code of its own: settings, options, and the edits that must have happened.
 VARIANTS = {
     "default": ({}, {}, {"split", "cloned", "pruned", "reset"}),
     "two views in many patches": ({"views_per_step": 2, "patch_size": 16}, {}, {"split", "reset"}),
-    "absgrad": ({"densify.absgrad": True, "densify.absgrad_threshold": 5e-4}, {}, {"split", "reset"}),
+    "absgrad": ({"densify.absgrad": True, "densify.absgrad_threshold": 1.2e-2}, {}, {"split", "reset"}),
     "mcmc": ({"densify.strategy": "mcmc", "densify.prune_opacity": 0.45}, {}, {"relocated", "added"}),
     "antialiased": ({}, {"antialiased": True}, {"split", "reset"}),
     "random background": ({"data.background": "random"}, {}, {"split", "reset"}),
@@ -41,6 +42,7 @@ def make_trainer(scene: Path, run: Path, changes: dict | None = None, options: d
                  resume: bool = False) -> Trainer:
     """Return the trainer of a run that is short by default and whose SH degree rises every eight steps."""
     settings = make_settings(changes or {})
+    use_threads(settings.threads)
     d = settings.data
     return Trainer(load_scene(scene, factor=d.factor, test_every=d.test_every), run, settings,
                    Options(**{"sh_every": 8, **(options or {})}), resume=resume)

@@ -51,7 +51,7 @@ def exp_nonpositive(x):
     bits of a float. The fraction goes through a minimax polynomial of degree 5 (relative error 1e-7), the integer
     straight into the exponent bits.
     """
-    x = max(x, np.float32(-87.0))
+    x = max(x, np.float32(-75.0))  # so that opacity times the result stays a normal number
     shifted = fma(x, _LOG2_E, _ROUNDER)
     f = fma(x, _LOG2_E, _ROUNDER - shifted)
     p = fma(np.float32(1.325460243e-3), f, np.float32(9.671999181e-3))
