@@ -147,7 +147,7 @@ class DensifySettings:
         ``default`` is clone, split, prune and reset of 3DGS; ``mcmc`` is Kheradmand et al. 2024; ``none`` keeps
         the points there are.
     cap : int
-        Largest number of points of the whole scene, for every strategy; 0 = a point per 64 training
+        Largest number of points of the whole scene, for every strategy; 0 = a point per 128 training
         pixels, or as many as at the start if these are more.
     start, stop, every : int
         Edits happen at multiples of ``every`` with start < step < stop; stop = 0 means half of the
