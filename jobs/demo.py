@@ -17,7 +17,7 @@ from gaian_hpc.jobs.evaluate import run_evaluate
 from gaian_hpc.jobs.render import write_png
 from gaian_hpc.jobs.train import run_train
 from gaian_hpc.log import get_logger
-from gaian_hpc.training.pixels import background_color, target_pixels
+from gaian_hpc.training.pixels import shown_background, target_pixels
 from gaian_hpc.training.trainer import open_scene
 
 CONFIG = "configs/demo.toml"
@@ -54,11 +54,10 @@ def write_comparisons(scene_path: Path, run: Path, folder: Path) -> int:
     """Write a PNG of truth, render and error for every test view; return their number."""
     trained = open_run(run)
     data = trained.settings.data
-    scene = open_scene(scene_path, data)
+    scene, background = open_scene(scene_path, data), shown_background(data.background)
     with PictureCache(scene, data.cache_mb << 20, prefetch=0) as cache:
         for index in scene.test_idx:
             view = scene.views[index]
-            background = background_color(data.background, 0, 0, view)
             truth = target_pixels(cache.get(index), view, background)
             image = render_view(trained.renderer, trained.state.store.values, view, background)
             write_png(folder / view.name, np.concatenate(side_by_side(truth, image), axis=2))

@@ -11,7 +11,7 @@ from ..arrays import ArrayTable, View
 from ..data.images import Picture, PictureCache
 from ..renderers.base import PointRenderer
 from ..training.loss import ssim_map
-from ..training.pixels import background_color, target_pixels
+from ..training.pixels import shown_background, target_pixels
 from ..training.step import assemble, render_patches
 
 
@@ -47,9 +47,8 @@ def evaluate_views(renderer: PointRenderer, points: ArrayTable, views: Sequence[
                    background: str = "black", patch_size: int = 512) -> list[ViewScore]:
     """Return the scores of ``views``; a ``random`` training background is evaluated on black."""
     pictures.schedule([v.index for v in views])
-    scores = []
+    color, scores = shown_background(background), []
     for view in views:
-        color = background_color("black" if background == "random" else background, 0, 0, view)
         picture: Picture = pictures.get(view.index)
         image = render_view(renderer, points, view, color, patch_size)
         scores.append(ViewScore(view.name, *score(image, target_pixels(picture, view, color), picture.mask)))

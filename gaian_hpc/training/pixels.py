@@ -19,6 +19,11 @@ def background_color(mode: str, seed: int, step: int, view: View) -> np.ndarray:
     return np.full(3, _BACKGROUNDS[mode], np.float32)
 
 
+def shown_background(mode: str) -> np.ndarray:
+    """Return the background a run is rendered and measured on, (3,) float32: its own, or black where it is random."""
+    return np.full(3, _BACKGROUNDS.get(mode, 0.0), np.float32)
+
+
 def target_pixels(picture: Picture, view: View, background: np.ndarray) -> np.ndarray:
     """Return the picture over the background, (3, H, W) float32 in [0, 1].
 
