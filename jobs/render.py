@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
 from gaian_hpc.arrays import View
 from gaian_hpc.data.camera_path import read_camera_path
+from gaian_hpc.data.folders import SUFFIXES
 from gaian_hpc.errors import DataError
 from gaian_hpc.evaluation.run import open_run
 from gaian_hpc.evaluation.views import render_view
-from gaian_hpc.training.pixels import background_color
+from gaian_hpc.training.pixels import shown_background
 
 
 def run_render(run: Path | str, *, output: Path | str | None = None, path: Path | str | None = None,
@@ -22,19 +24,21 @@ def run_render(run: Path | str, *, output: Path | str | None = None, path: Path 
     if not views:
         raise DataError(f"{run} has no {split} views; choose another --split or give --path")
     folder = Path(output) if output is not None else Path(run) / "renders"
-    mode = trained.settings.data.background
-    for view in views:
-        background = background_color("black" if mode == "random" else mode, 0, 0, view)
+    background, names = shown_background(trained.settings.data.background), [png_name(view) for view in views]
+    if twice := next((name for name, n in Counter(names).items() if n > 1), None):
+        raise DataError(f"{path or run}: several cameras would be rendered to {twice}; give each a name of its own")
+    for view, name in zip(views, names, strict=True):
         image = render_view(trained.renderer, trained.state.store.values, view, background,
                             trained.settings.patch_size)
-        write_png(folder / png_name(view), image)
+        write_png(folder / name, image)
     print(f"{len(views)} views of step {trained.state.step} -> {folder}")
     return 0
 
 
 def png_name(view: View) -> str:
     """Return the file name of a view's rendering; folders in its name are kept."""
-    return str(Path(view.name).with_suffix(".png")) if view.name else f"{view.index:05d}.png"
+    name = Path(view.name or f"{view.index:05d}")
+    return str(name.with_suffix(".png")) if name.suffix.lower() in SUFFIXES else f"{name}.png"
 
 
 def write_png(path: Path, image: np.ndarray) -> None:

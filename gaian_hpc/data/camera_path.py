@@ -42,5 +42,7 @@ def _view(values: dict, entry: dict, index: int, path: Path) -> View:
     name = entry.get("file_path")
     name = safe_name(name.lstrip("./"), where) if isinstance(name, str) and name.strip("./") else f"{index:05d}"
     viewmat = check_viewmat(viewmat_of(entry, where), where).astype(np.float32)
-    return View(viewmat, K, camera.width, camera.height, name=name, index=index,
-                time=number_of(values, "time", where, 0.0))
+    time = number_of(values, "time", where, 0.0)
+    if not 0.0 <= time <= 1.0:
+        raise DataError(f"{where}: time is {time:g}; it must be from 0 to 1 (divide by the last time)")
+    return View(viewmat, K, camera.width, camera.height, name=name, index=index, time=time)
