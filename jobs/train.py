@@ -9,6 +9,7 @@ from typing import Any
 from gaian_hpc.data.cache import PictureCache
 from gaian_hpc.data.scene import Scene
 from gaian_hpc.distributed.world import require_one_rank
+from gaian_hpc.errors import DataError
 from gaian_hpc.evaluation.views import evaluate_views, mean_scores
 from gaian_hpc.log import get_logger
 from gaian_hpc.settings import Settings
@@ -22,10 +23,13 @@ def run_train(scene_path: Path | str, output: Path | str, settings: Settings, op
     """Train ``scene_path`` into the folder ``output`` and return the exit code."""
     require_one_rank()
     log, output = get_logger(), Path(output)
+    if output.exists() and not output.is_dir():
+        raise DataError(f"{output} is a file; choose another -o, the folder of the run's results")
     scene = open_scene(scene_path, settings.data)
     trainer = Trainer(scene, output, settings, options, resume=resume)
     log.info("%s: %d training and %d test views, %s points%s", scene.path, len(scene.train_idx), len(scene.test_idx),
              f"{trainer.store.n:,}", f", resumed at step {trainer.step}" if trainer.resumed is not None else "")
+    (output / RESULTS_NAME).unlink(missing_ok=True)  # those of an earlier end of this run
     result = trainer.run()
     if result.stopped:
         print(f"stopped at step {result.step} of {settings.steps} by a signal; checkpoint written, go on with --resume")
@@ -38,8 +42,9 @@ def summary(trainer: Trainer, scene: Scene, result: RunResult) -> str:
     """Evaluate the test views, write ``results.json`` and return the line of results."""
     settings = trainer.settings
     with PictureCache(scene, settings.data.cache_mb << 20, settings.data.prefetch) as pictures:
-        scores = evaluate_views(trainer.renderer, trainer.store.values, [scene.views[i] for i in scene.test_idx],
-                                pictures, settings.data.background, settings.patch_size)
+        scores = evaluate_views(trainer.renderer.at_step(result.step), trainer.store.values,
+                                [scene.views[i] for i in scene.test_idx], pictures, settings.data.background,
+                                settings.patch_size)
     psnr, ssim = mean_scores(scores)
     results = {"step": result.step, "n_points": result.n_points, "seconds": round(result.seconds, 2),
                "psnr": psnr if scores else None, "ssim": ssim if scores else None, "n_test_views": len(scores)}
