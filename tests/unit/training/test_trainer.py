@@ -20,7 +20,7 @@ from gaian_hpc.config import settings_from_toml
 from gaian_hpc.data.cache import PictureCache
 from gaian_hpc.data.scene import load_scene
 from gaian_hpc.errors import DataError, FormatError, GaianError, SettingsError
-from gaian_hpc.training.trainer import METRICS_NAME, scene_fingerprint
+from gaian_hpc.training.trainer import METRICS_NAME, PIXELS_PER_POINT, scene_fingerprint
 from tests.unit.runs import STEPS, VARIANTS, edits_of, make_settings, make_trainer, metrics_of, train
 
 RESUMED = ("default", "mcmc", "dense adam", "two views in many patches")
@@ -257,7 +257,7 @@ def test_the_cap_holds_at_every_step(city, straight):
 def test_without_a_cap_the_training_pixels_or_the_start_points_bound_the_points(city, tmp_path):
     changes = {"densify.cap": 0, "densify.grad_threshold": 1e-5, "steps": 12}
     few = train(city, tmp_path / "few", changes)
-    assert few.cap == few.store.n == 8 * 64 * 48 // 64  # eight training pictures
+    assert few.cap == few.store.n == 8 * 64 * 48 // PIXELS_PER_POINT  # of eight training pictures
     many = {**changes, "data.init": "random", "data.n_random": 500}
     train(city, tmp_path / "many", many)
     resumed = train(city, tmp_path / "many", {**many, "steps": 14}, resume=True)
