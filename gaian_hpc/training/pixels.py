@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+from numba import njit, prange
 
 from ..arrays import View
 from ..data.images import Picture
@@ -43,17 +44,27 @@ def target_pixels(picture: Picture, view: View, background: np.ndarray) -> np.nd
     return target
 
 
-def over_background(color: np.ndarray, alpha: np.ndarray, background: np.ndarray, out: np.ndarray) -> None:
+@njit(parallel=True, error_model="numpy", nogil=True, cache=True)
+def over_background(color, alpha, background, out):
     """Write colour + (1 − alpha)·background, (3, h, w), into ``out``."""
-    if background.any():
-        np.multiply(background[:, None, None], 1 - alpha, out=out)
-        out += color
-    else:
-        out[...] = color
+    for y in prange(alpha.shape[0]):
+        for c in range(color.shape[0]):
+            for x in range(alpha.shape[1]):
+                out[c, y, x] = color[c, y, x] + (np.float32(1) - alpha[y, x]) * background[c]
 
 
 def alpha_gradient(v_image: np.ndarray, background: np.ndarray) -> np.ndarray | None:
     """Return dL/d(alpha) of :func:`over_background`, (h, w); None where it is zero everywhere."""
     if not background.any():
         return None
-    return -np.tensordot(background, v_image, axes=1)
+    v_alpha = np.empty(v_image.shape[1:], np.float32)
+    _alpha_gradient(v_image, background, v_alpha)
+    return v_alpha
+
+
+@njit(parallel=True, error_model="numpy", nogil=True, cache=True)
+def _alpha_gradient(v_image, background, v_alpha):
+    for y in prange(v_alpha.shape[0]):
+        for x in range(v_alpha.shape[1]):
+            v_alpha[y, x] = -(v_image[0, y, x] * background[0] + v_image[1, y, x] * background[1]
+                              + v_image[2, y, x] * background[2])

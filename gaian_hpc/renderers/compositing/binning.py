@@ -23,8 +23,8 @@ class TileLists:
 
     Attributes
     ----------
-    order : (T,) int64
-        Tiles in the order of work: dealt so that equal contiguous shares of it are equal work.
+    shares : (threads + 1,) int64
+        Thread t takes tiles shares[t] … shares[t + 1]: neighbours, whose splats are then still in its cache.
     offsets : (T + 1,) int64
         Tile t owns entries offsets[t] … offsets[t + 1].
     items : (I,) int32
@@ -37,7 +37,7 @@ class TileLists:
         Tiles per row of the patch.
     """
 
-    order: np.ndarray
+    shares: np.ndarray
     offsets: np.ndarray
     items: np.ndarray
     slots: np.ndarray
@@ -124,15 +124,17 @@ def make_binner(load, span, stamp: int):
         items = np.empty(offsets[-1], np.int32)
         slots = np.empty(offsets[-1], np.int64)
         deal(order, columns, geometry, starts, cursors, items, slots, n_x, n_y, patch.x0, patch.y0)
-        return TileLists(balanced_order(per_tile, n_chunks), offsets, items, slots, starts, n_x)
+        return TileLists(equal_shares(offsets, n_chunks), offsets, items, slots, starts, n_x)
 
     return bin_splats
 
 
-def balanced_order(work: np.ndarray, n_shares: int) -> np.ndarray:
-    """Return a permutation of ``work``'s indices whose ``n_shares`` contiguous shares carry nearly equal work."""
-    by_work = np.argsort(-work, kind="stable")
-    return np.concatenate([by_work[share::n_shares] for share in range(n_shares)])
+def equal_shares(offsets: np.ndarray, n_shares: int) -> np.ndarray:
+    """Return the bounds (n_shares + 1,) of contiguous ranges of tiles that hold nearly equal numbers of entries."""
+    wanted = offsets[-1] * np.arange(n_shares + 1) // n_shares
+    bounds = np.searchsorted(offsets, wanted)
+    bounds[0], bounds[-1] = 0, len(offsets) - 1
+    return bounds.astype(np.int64)
 
 
 def depth_order(depths: np.ndarray) -> np.ndarray:

@@ -71,89 +71,89 @@ def make_compositor(load, span, alpha, moments, n_moments: int, n_channels: int,
     no_moments = (_ZERO,) * n_moments
 
     @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
-    def forward(order, offsets, items, n_x, x_origin, y_origin, geometry, features, planes, transmittance, last):
+    def forward(shares, offsets, items, n_x, x_origin, y_origin, geometry, features, planes, transmittance, last):
         _ = stamp
         height, width = transmittance.shape
-        for slot in prange(len(order)):
-            tile = order[slot]
-            x0 = (tile % n_x) * 16
-            y0 = (tile // n_x) * 16
-            buf = _scratch(4 + n_channels)
-            _pixel_centres(buf, x_origin + x0, y_origin + y0)
-            for i in range(PIXELS):
-                buf[_T + uintp(i)] = _ONE
-            first = offsets[tile]
-            for k in range(first, offsets[tile + 1]):
-                s = items[k]
-                p = load(geometry, s)
-                f = load_row(features, s, 0, channels)
-                rank = np.float32(k - first + 1)
-                start, count = _row_pixels(span, p, x_origin + x0, y_origin + y0)
-                for n in range(count):
-                    i = uintp(n) + start
-                    a = min(alpha(p, buf[i], buf[_Y + i]), ALPHA_MAX)
-                    t = buf[_T + i]  # negative once the pixel has stopped
-                    t_next = t * (_ONE - a)
-                    hit = a >= ALPHA_MIN
-                    keep = hit & (t_next > TRANSMITTANCE_MIN)
-                    stopped = -abs(t) if hit else t
-                    buf[_T + i] = t_next if keep else stopped
-                    buf[_LAST + i] = rank if keep else buf[_LAST + i]
-                    w = a * t if keep else _ZERO
-                    add_planes(buf, i + _CHANNELS, w, f)
-                if (k - first) % 16 == 15 and _all_stopped(buf):
-                    break
-            for i in range(PIXELS):
-                y, x = y0 + (i >> 4), x0 + (i & 15)
-                if y < height and x < width:
-                    transmittance[y, x] = abs(buf[_T + uintp(i)])
-                    last[y, x] = np.int32(buf[_LAST + uintp(i)])
-                    for c in range(n_channels):
-                        planes[c, y, x] = buf[_CHANNELS + uintp(c * PIXELS + i)]
+        for share in prange(len(shares) - 1):
+            for tile in range(shares[share], shares[share + 1]):
+                x0 = (tile % n_x) * 16
+                y0 = (tile // n_x) * 16
+                buf = _scratch(4 + n_channels)
+                _pixel_centres(buf, x_origin + x0, y_origin + y0)
+                for i in range(PIXELS):
+                    buf[_T + uintp(i)] = _ONE
+                first = offsets[tile]
+                for k in range(first, offsets[tile + 1]):
+                    s = items[k]
+                    p = load(geometry, s)
+                    f = load_row(features, s, 0, channels)
+                    rank = np.float32(k - first + 1)
+                    start, count = _row_pixels(span, p, x_origin + x0, y_origin + y0)
+                    for n in range(count):
+                        i = uintp(n) + start
+                        a = min(alpha(p, buf[i], buf[_Y + i]), ALPHA_MAX)
+                        t = buf[_T + i]  # negative once the pixel has stopped
+                        t_next = t * (_ONE - a)
+                        hit = a >= ALPHA_MIN
+                        keep = hit & (t_next > TRANSMITTANCE_MIN)
+                        stopped = -abs(t) if hit else t
+                        buf[_T + i] = t_next if keep else stopped
+                        buf[_LAST + i] = rank if keep else buf[_LAST + i]
+                        w = a * t if keep else _ZERO
+                        add_planes(buf, i + _CHANNELS, w, f)
+                    if (k - first) % 16 == 15 and _all_stopped(buf):
+                        break
+                for i in range(PIXELS):
+                    y, x = y0 + (i >> 4), x0 + (i & 15)
+                    if y < height and x < width:
+                        transmittance[y, x] = abs(buf[_T + uintp(i)])
+                        last[y, x] = np.int32(buf[_LAST + uintp(i)])
+                        for c in range(n_channels):
+                            planes[c, y, x] = buf[_CHANNELS + uintp(c * PIXELS + i)]
 
     @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
-    def backward(order, offsets, items, slots, n_x, x_origin, y_origin, geometry, features, v_planes, v_alpha,
+    def backward(shares, offsets, items, slots, n_x, x_origin, y_origin, geometry, features, v_planes, v_alpha,
                  transmittance, last, sums):
         _ = stamp
-        for slot in prange(len(order)):
-            tile = order[slot]
-            x0 = (tile % n_x) * 16
-            y0 = (tile // n_x) * 16
-            buf = _scratch(5 + n_channels)
-            _pixel_centres(buf, x_origin + x0, y_origin + y0)
-            depth = _load_tile(buf, x0, y0, v_planes, v_alpha, transmittance, last, n_channels)
-            first = offsets[tile]
-            for k in range(first + depth, offsets[tile + 1]):  # behind the last contribution
-                for c in range(n_moments + n_channels):
-                    sums[slots[k], c] = _ZERO
-            for back in range(depth):
-                rank = depth - 1 - back
-                s = items[first + rank]
-                p = load(geometry, s)
-                f = load_row(features, s, 0, channels)
-                reached = np.float32(rank)
-                m = no_moments
-                v_f = channels
-                start, count = _row_pixels(span, p, x_origin + x0, y_origin + y0)
-                for n in range(count):
-                    i = uintp(n) + start
-                    px, py = buf[i], buf[_Y + i]
-                    raw = alpha(p, px, py)
-                    a = min(raw, ALPHA_MAX)
-                    a = a if (a >= ALPHA_MIN) & (buf[_LAST + i] > reached) else _ZERO
-                    inverse = _ONE / (_ONE - a)
-                    t = buf[_T + i] * inverse  # transmittance in front of this splat
-                    w = a * t
-                    v = load_planes(buf, i + _V_CHANNELS, channels)
-                    q = dot(v, f)
-                    behind = buf[_BEHIND + i]
-                    g = a * (t * q - behind * inverse) if raw <= ALPHA_MAX else _ZERO
-                    buf[_BEHIND + i] = fma(w, q, behind)
-                    buf[_T + i] = t
-                    m = add(m, moments(p, px, py, g))
-                    v_f = add(v_f, scale(w, v))
-                store_row(sums, slots[first + rank], 0, m)
-                store_row(sums, slots[first + rank], n_moments, v_f)
+        for share in prange(len(shares) - 1):
+            for tile in range(shares[share], shares[share + 1]):
+                x0 = (tile % n_x) * 16
+                y0 = (tile // n_x) * 16
+                buf = _scratch(5 + n_channels)
+                _pixel_centres(buf, x_origin + x0, y_origin + y0)
+                depth = _load_tile(buf, x0, y0, v_planes, v_alpha, transmittance, last, n_channels)
+                first = offsets[tile]
+                for k in range(first + depth, offsets[tile + 1]):  # behind the last contribution
+                    for c in range(n_moments + n_channels):
+                        sums[slots[k], c] = _ZERO
+                for back in range(depth):
+                    rank = depth - 1 - back
+                    s = items[first + rank]
+                    p = load(geometry, s)
+                    f = load_row(features, s, 0, channels)
+                    reached = np.float32(rank)
+                    m = no_moments
+                    v_f = channels
+                    start, count = _row_pixels(span, p, x_origin + x0, y_origin + y0)
+                    for n in range(count):
+                        i = uintp(n) + start
+                        px, py = buf[i], buf[_Y + i]
+                        raw = alpha(p, px, py)
+                        a = min(raw, ALPHA_MAX)
+                        a = a if (a >= ALPHA_MIN) & (buf[_LAST + i] > reached) else _ZERO
+                        inverse = _ONE / (_ONE - a)
+                        t = buf[_T + i] * inverse  # transmittance in front of this splat
+                        w = a * t
+                        v = load_planes(buf, i + _V_CHANNELS, channels)
+                        q = dot(v, f)
+                        behind = buf[_BEHIND + i]
+                        g = a * (t * q - behind * inverse) if raw <= ALPHA_MAX else _ZERO
+                        buf[_BEHIND + i] = fma(w, q, behind)
+                        buf[_T + i] = t
+                        m = add(m, moments(p, px, py, g))
+                        v_f = add(v_f, scale(w, v))
+                    store_row(sums, slots[first + rank], 0, m)
+                    store_row(sums, slots[first + rank], n_moments, v_f)
 
     return Compositor(forward, backward, n_moments, n_channels)
 

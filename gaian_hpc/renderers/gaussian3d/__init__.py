@@ -192,7 +192,7 @@ class Gaussian3D:
         planes = np.empty((n_channels, patch.height, patch.width), np.float32)
         transmittance = np.empty((patch.height, patch.width), np.float32)
         last = np.empty((patch.height, patch.width), np.int32)
-        compositor.forward(lists.order, lists.offsets, lists.items, lists.n_x, patch.x0, patch.y0, geometry, features,
+        compositor.forward(lists.shares, lists.offsets, lists.items, lists.n_x, patch.x0, patch.y0, geometry, features,
                            planes, transmittance, last)
         maps = {"depth": planes[3]} if n_channels == 4 else {}
         return Outputs(planes[:3], 1 - transmittance, maps, (lists, geometry, features, transmittance, last))
@@ -212,7 +212,7 @@ class Gaussian3D:
         v_alpha = np.zeros(last.shape, np.float32) if v_outputs.alpha is None else v_outputs.alpha
         width = compositor.n_moments + compositor.n_channels
         per_pair = np.empty((len(lists.items), width), np.float32)
-        compositor.backward(lists.order, lists.offsets, lists.items, lists.slots, lists.n_x, patch.x0, patch.y0,
+        compositor.backward(lists.shares, lists.offsets, lists.items, lists.slots, lists.n_x, patch.x0, patch.y0,
                             geometry, features, np.ascontiguousarray(v_planes), np.ascontiguousarray(v_alpha),
                             transmittance, last, per_pair)
         sums = np.empty((splats.n_rows, width), np.float32)
