@@ -129,6 +129,13 @@ def make_binner(load, span, stamp: int):
     return bin_splats
 
 
+def aligned_rows(n: int, width: int) -> np.ndarray:
+    """Return an uninitialised (n, width) float32 array whose first row begins a cache line."""
+    raw = np.empty(n * width + 16, np.float32)
+    skip = (-raw.ctypes.data // 4) % 16
+    return raw[skip:skip + n * width].reshape(n, width)
+
+
 def equal_shares(offsets: np.ndarray, n_shares: int) -> np.ndarray:
     """Return the bounds (n_shares + 1,) of contiguous ranges of tiles that hold nearly equal numbers of entries."""
     wanted = offsets[-1] * np.arange(n_shares + 1) // n_shares

@@ -2,7 +2,7 @@
 
 ``make_compositor`` takes a method's scalar functions and returns the forward and backward kernels over 16×16 tiles:
 
-- ``load(geometry, s) -> p`` reads splat s into a tuple of scalars;
+- ``load(table, s) -> p`` reads splat s into a tuple of scalars;
 - ``span(p, x0, x1) -> (y0, y1)`` bounds the heights at which the splat's alpha can reach 1/255 over an interval of x;
 - ``alpha(p, px, py) -> a`` is the opacity of the splat at a pixel centre, before the clamp at 0.99 and the cut at
   1/255;
@@ -25,11 +25,13 @@ import numpy as np
 from numba import njit, prange, uintp
 from numba.extending import register_jitable
 
-from .lanes import PIXELS, add, add_planes, dot, fma, load_planes, load_row, scale, store_row
+from .lanes import PIXELS, add, add_planes, dot, fma, load_planes, load_row, prefetch, scale, store_row
 
 ALPHA_MAX = np.float32(0.99)
 ALPHA_MIN = np.float32(1.0 / 255.0)
 TRANSMITTANCE_MIN = np.float32(1e-4)
+
+_AHEAD = 3  # splats of a tile whose rows are fetched ahead: one takes about as long as a miss of the second cache
 
 _ZERO = np.float32(0.0)
 _ONE = np.float32(1.0)
@@ -43,7 +45,8 @@ class Compositor:
     Attributes
     ----------
     forward : callable
-        Takes the tile lists, the patch's origin in the view, geometry (M, G) and features (M, C) of the splats; writes
+        Takes the tile lists, the patch's origin in the view, and the table (M, G + C) of geometry and features of the
+        splats; writes
         planes (C, h, w), transmittance (h, w) and last (h, w), the rank of the last contributor.
     backward : callable
         Takes the same, v_planes (C, h, w), v_alpha (h, w) and what forward wrote; writes sums (I, moments + C).
@@ -57,13 +60,14 @@ class Compositor:
     n_channels: int
 
 
-def make_compositor(load, span, alpha, moments, n_moments: int, n_channels: int, stamp: int) -> Compositor:
+def make_compositor(load, span, alpha, moments, n_geometry: int, n_moments: int, n_channels: int,
+                    stamp: int) -> Compositor:
     """Build the kernels for a method's ``load``, ``span``, ``alpha`` and ``moments`` (all ``register_jitable``).
 
     Parameters
     ----------
-    n_moments, n_channels : int
-        Lengths of the tuple of ``moments`` and of the feature rows.
+    n_geometry, n_moments, n_channels : int
+        Columns of the table that ``load`` reads, length of the tuple of ``moments``, columns of features behind them.
     stamp : int
         Changes whenever the source of the method's functions does; part of the key of numba's disk cache.
     """
@@ -71,7 +75,7 @@ def make_compositor(load, span, alpha, moments, n_moments: int, n_channels: int,
     no_moments = (_ZERO,) * n_moments
 
     @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
-    def forward(shares, offsets, items, n_x, x_origin, y_origin, geometry, features, planes, transmittance, last):
+    def forward(shares, offsets, items, n_x, x_origin, y_origin, table, planes, transmittance, last):
         _ = stamp
         height, width = transmittance.shape
         for share in prange(len(shares) - 1):
@@ -85,8 +89,8 @@ def make_compositor(load, span, alpha, moments, n_moments: int, n_channels: int,
                 first = offsets[tile]
                 for k in range(first, offsets[tile + 1]):
                     s = items[k]
-                    p = load(geometry, s)
-                    f = load_row(features, s, 0, channels)
+                    p = load(table, s)
+                    f = load_row(table, s, n_geometry, channels)
                     rank = np.float32(k - first + 1)
                     start, count = _row_pixels(span, p, x_origin + x0, y_origin + y0)
                     for n in range(count):
@@ -112,7 +116,7 @@ def make_compositor(load, span, alpha, moments, n_moments: int, n_channels: int,
                             planes[c, y, x] = buf[_CHANNELS + uintp(c * PIXELS + i)]
 
     @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
-    def backward(shares, offsets, items, slots, n_x, x_origin, y_origin, geometry, features, v_planes, v_alpha,
+    def backward(shares, offsets, items, slots, n_x, x_origin, y_origin, table, v_planes, v_alpha,
                  transmittance, last, sums):
         _ = stamp
         for share in prange(len(shares) - 1):
@@ -128,9 +132,10 @@ def make_compositor(load, span, alpha, moments, n_moments: int, n_channels: int,
                         sums[slots[k], c] = _ZERO
                 for back in range(depth):
                     rank = depth - 1 - back
+                    prefetch(table, items[first + max(rank - _AHEAD, 0)])
                     s = items[first + rank]
-                    p = load(geometry, s)
-                    f = load_row(features, s, 0, channels)
+                    p = load(table, s)
+                    f = load_row(table, s, n_geometry, channels)
                     reached = np.float32(rank)
                     m = no_moments
                     v_f = channels

@@ -43,6 +43,25 @@ def from_bits(typingctx, x):
     return types.float32(types.int32), lambda context, builder, sig, args: builder.bitcast(args[0], ir.FloatType())
 
 
+@intrinsic
+def prefetch(typingctx, table, row):
+    """Ask for the first cache line of a row of a 2D array ahead of its use."""
+
+    def codegen(context, builder, sig, args):
+        array = context.make_array(sig.args[0])(context, builder, args[0])
+        stride = builder.extract_value(array.strides, 0)
+        address = builder.add(builder.ptrtoint(array.data, stride.type),
+                              builder.mul(builder.sext(args[1], stride.type) if args[1].type != stride.type
+                                          else args[1], stride))
+        pointer = builder.inttoptr(address, ir.IntType(8).as_pointer())
+        function = builder.module.declare_intrinsic("llvm.prefetch", [pointer.type], ir.FunctionType(
+            ir.VoidType(), [pointer.type] + [ir.IntType(32)] * 3))
+        builder.call(function, [pointer, ir.IntType(32)(0), ir.IntType(32)(3), ir.IntType(32)(1)])
+        return context.get_dummy_value()
+
+    return types.void(table, row), codegen
+
+
 @register_jitable(error_model="numpy")
 def exp_nonpositive(x):
     """Return exp(x) for x ≤ 0 with a relative error below 3e-7, branch-free so that loops over pixels vectorise.

@@ -180,22 +180,21 @@ class Gaussian3D:
 
     def render(self, patch: Patch, splats: ArrayTable) -> Outputs:
         """Composite splats, sorted by point id, over a patch."""
+        from ..compositing.binning import aligned_rows
         from . import cpu
 
         compositor, bin_splats = self._kernels
-        m, n_channels = splats.n_rows, compositor.n_channels
-        geometry = np.empty((m, cpu.N_GEOMETRY), np.float32)
-        features = np.empty((m, n_channels), np.float32)
-        cpu.pack(splats["means2d"], splats["conics"], splats["depths"], splats["colors"], splats["opacities"], geometry,
-                 features)
-        lists = bin_splats(patch, splats["depths"], self.footprints(patch.view, splats), geometry)
+        n_channels = compositor.n_channels
+        table = aligned_rows(splats.n_rows, cpu.N_COLUMNS)
+        cpu.pack(splats["means2d"], splats["conics"], splats["depths"], splats["colors"], splats["opacities"], table)
+        lists = bin_splats(patch, splats["depths"], self.footprints(patch.view, splats), table)
         planes = np.empty((n_channels, patch.height, patch.width), np.float32)
         transmittance = np.empty((patch.height, patch.width), np.float32)
         last = np.empty((patch.height, patch.width), np.int32)
-        compositor.forward(lists.shares, lists.offsets, lists.items, lists.n_x, patch.x0, patch.y0, geometry, features,
-                           planes, transmittance, last)
+        compositor.forward(lists.shares, lists.offsets, lists.items, lists.n_x, patch.x0, patch.y0, table, planes,
+                           transmittance, last)
         maps = {"depth": planes[3]} if n_channels == 4 else {}
-        return Outputs(planes[:3], 1 - transmittance, maps, (lists, geometry, features, transmittance, last))
+        return Outputs(planes[:3], 1 - transmittance, maps, (lists, table, transmittance, last))
 
     def render_vjp(self, patch: Patch, splats: ArrayTable, outputs: Outputs, v_outputs: OutputGradients) -> ArrayTable:
         """Return gradients of the splat fields, and ``absgrad`` (M, 2) where it was asked for."""
@@ -203,7 +202,7 @@ class Gaussian3D:
         from . import cpu
 
         compositor, _ = self._kernels
-        lists, geometry, features, transmittance, last = outputs.saved
+        lists, table, transmittance, last = outputs.saved
         v_planes = v_outputs.color
         if compositor.n_channels == 4:
             v_depth = (v_outputs.maps or {}).get("depth")
@@ -213,13 +212,13 @@ class Gaussian3D:
         width = compositor.n_moments + compositor.n_channels
         per_pair = np.empty((len(lists.items), width), np.float32)
         compositor.backward(lists.shares, lists.offsets, lists.items, lists.slots, lists.n_x, patch.x0, patch.y0,
-                            geometry, features, np.ascontiguousarray(v_planes), np.ascontiguousarray(v_alpha),
+                            table, np.ascontiguousarray(v_planes), np.ascontiguousarray(v_alpha),
                             transmittance, last, per_pair)
         sums = np.empty((splats.n_rows, width), np.float32)
         sum_slots(lists.starts, per_pair, sums)
         v = {f.name: np.empty((splats.n_rows, *f.shape), np.float32) for f in self.splat_fields if f.name != "radii"}
         absgrad = np.empty((splats.n_rows if self.absgrad else 0, 2), np.float32)
-        cpu.finish(geometry, sums, compositor.n_moments, v["means2d"], v["conics"], v["opacities"], v["colors"],
+        cpu.finish(table, sums, compositor.n_moments, v["means2d"], v["conics"], v["opacities"], v["colors"],
                    v["depths"], absgrad)
         if self.absgrad:
             v["absgrad"] = absgrad
@@ -239,5 +238,6 @@ def _build_kernels(absgrad: bool, n_channels: int):
 
     stamp = source_stamp(cpu, lanes, compositing, binning)
     moments, n_moments = (cpu.moments_absgrad, 8) if absgrad else (cpu.moments, 6)
-    compositor = compositing.make_compositor(cpu.load, cpu.span, cpu.alpha, moments, n_moments, n_channels, stamp)
+    compositor = compositing.make_compositor(cpu.load, cpu.span, cpu.alpha, moments, cpu.N_GEOMETRY, n_moments,
+                                             n_channels, stamp)
     return compositor, binning.make_binner(cpu.load, cpu.span, stamp)

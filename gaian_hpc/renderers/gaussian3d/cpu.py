@@ -24,6 +24,7 @@ from .projection import (
 )
 from .sh import sh_basis, sh_direction_vjp
 
+N_COLUMNS = 16  # geometry, colour and depth of a splat: one cache line
 N_GEOMETRY = 12  # mean (2), conic (3), opacity, and six numbers of the ellipse alpha = 1/255
 
 _ZERO = np.float32(0.0)
@@ -32,10 +33,10 @@ _SLACK = np.float32(0.01)  # pixels; covers rounding, the cut at 1/255 decides p
 
 
 @register_jitable(error_model="numpy")
-def load(geometry, s):
+def load(table, s):
     """Read a splat: mean x, y, conic a, b, c, opacity, and the ellipse that :func:`span` needs."""
-    return (geometry[s, 0], geometry[s, 1], geometry[s, 2], geometry[s, 3], geometry[s, 4], geometry[s, 5],
-            geometry[s, 6], geometry[s, 7], geometry[s, 8], geometry[s, 9], geometry[s, 10], geometry[s, 11])
+    return (table[s, 0], table[s, 1], table[s, 2], table[s, 3], table[s, 4], table[s, 5],
+            table[s, 6], table[s, 7], table[s, 8], table[s, 9], table[s, 10], table[s, 11])
 
 
 @register_jitable(error_model="numpy")
@@ -189,39 +190,38 @@ def project_vjp(camera, ids, means, quats, scales, opacities, sh, degree, eps, a
 
 
 @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
-def pack(means2d, conics, depths, colors, opacities, geometry, features):
-    """Lay splats out for the compositor: geometry (M, 12), features (M, 3), or (M, 4) with the depth.
+def pack(means2d, conics, depths, colors, opacities, table):
+    """Lay splats out for the compositor: 12 columns of geometry, the colour and the depth.
 
     The determinant of the rounded conic is exact in float64; where it is not positive, the ellipse is unbounded.
     """
     for s in prange(len(depths)):
         a, b, c = np.float64(conics[s, 0]), np.float64(conics[s, 1]), np.float64(conics[s, 2])
-        geometry[s, 0], geometry[s, 1] = means2d[s, 0], means2d[s, 1]
-        geometry[s, 2], geometry[s, 3], geometry[s, 4] = a, b, c
-        geometry[s, 5] = opacities[s]
+        table[s, 0], table[s, 1] = means2d[s, 0], means2d[s, 1]
+        table[s, 2], table[s, 3], table[s, 4] = a, b, c
+        table[s, 5] = opacities[s]
         det = max(a * c - b * b, 1e-12 * a * c)
         double_limit = 2.0 * np.log(255.0 * np.float64(opacities[s])) * 1.001 + 1e-3
-        geometry[s, 6] = det
-        geometry[s, 7] = double_limit * c
-        geometry[s, 8] = -b * np.sqrt(double_limit / (a * det))
-        geometry[s, 9] = np.sqrt(double_limit * c / det) + _SLACK if double_limit > 0.0 else -1.0
-        geometry[s, 10] = 1.0 / c
-        geometry[s, 11] = b / c
+        table[s, 6] = det
+        table[s, 7] = double_limit * c
+        table[s, 8] = -b * np.sqrt(double_limit / (a * det))
+        table[s, 9] = np.sqrt(double_limit * c / det) + _SLACK if double_limit > 0.0 else -1.0
+        table[s, 10] = 1.0 / c
+        table[s, 11] = b / c
         for k in range(3):
-            features[s, k] = colors[s, k]
-        if features.shape[1] == 4:
-            features[s, 3] = depths[s]
+            table[s, N_GEOMETRY + k] = colors[s, k]
+        table[s, N_GEOMETRY + 3] = depths[s]
 
 
 @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
-def finish(geometry, sums, n_moments, v_means2d, v_conics, v_opacities, v_colors, v_depths, absgrad):
+def finish(table, sums, n_moments, v_means2d, v_conics, v_opacities, v_colors, v_depths, absgrad):
     """Turn summed moments (M, ·) into gradients of the splat fields; dα/dσ = −α."""
     for s in prange(len(sums)):
-        a, b, c = geometry[s, 2], geometry[s, 3], geometry[s, 4]
+        a, b, c = table[s, 2], table[s, 3], table[s, 4]
         gx, gy = sums[s, 1], sums[s, 2]
         v_means2d[s, 0], v_means2d[s, 1] = -(a * gx + b * gy), -(b * gx + c * gy)
         v_conics[s, 0], v_conics[s, 1], v_conics[s, 2] = -_HALF * sums[s, 3], -sums[s, 4], -_HALF * sums[s, 5]
-        v_opacities[s] = sums[s, 0] / geometry[s, 5] if geometry[s, 5] > _ZERO else _ZERO
+        v_opacities[s] = sums[s, 0] / table[s, 5] if table[s, 5] > _ZERO else _ZERO
         for k in range(3):
             v_colors[s, k] = sums[s, n_moments + k]
         v_depths[s] = sums[s, n_moments + 3] if sums.shape[1] > n_moments + 3 else _ZERO
