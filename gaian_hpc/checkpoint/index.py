@@ -187,14 +187,23 @@ def _write_virtual(file: h5py.File, name: str, like: np.ndarray, shards: tuple[S
     n_points = sum(s.n_points for s in shards)
     if n_points == 0:
         return file.create_dataset(name, shape=like.shape, dtype=like.dtype)
-    layout = h5py.VirtualLayout(shape=(n_points, *like.shape[1:]), dtype=like.dtype)
+    # h5py's own virtual datasets carry the second they were made in; equal states are to give equal files
+    creation = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    creation.set_obj_track_times(False)
+    creation.set_fill_value(np.array(fill, like.dtype))
+    space = h5py.h5s.create_simple((n_points, *like.shape[1:]))
     start = 0
     for shard in shards:
         if shard.n_points:
-            source = h5py.VirtualSource(shard.file, name, shape=(shard.n_points, *like.shape[1:]), dtype=like.dtype)
-            layout[start:start + shard.n_points] = source
+            part = (shard.n_points, *like.shape[1:])
+            space.select_hyperslab((start, *(0,) * (len(part) - 1)), part)
+            creation.set_virtual(space, shard.file.encode(), name.encode(), h5py.h5s.create_simple(part))
         start += shard.n_points
-    return file.create_virtual_dataset(name, layout, fillvalue=fill)
+    space.select_all()
+    parents = h5py.h5p.create(h5py.h5p.LINK_CREATE)
+    parents.set_create_intermediate_group(True)
+    h5py.h5d.create(file.id, name.encode(), h5py.h5t.py_create(like.dtype, logical=True), space, creation, parents)
+    return file[name]
 
 
 def _read_attributes(group: h5py.Group, path: Path) -> tuple[Attribute, ...]:
