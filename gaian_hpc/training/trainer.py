@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import itertools
 import json
+import logging
 import math
 import signal
 import threading
@@ -40,6 +41,8 @@ from .densify import make_density
 from .optimizer import Adam
 from .progress import Progress
 from .step import StepReport, SynchronousExecutor
+
+log = logging.getLogger(__name__)
 
 METRICS_NAME = "metrics.jsonl"
 TIMINGS_NAME = "timings.jsonl"
@@ -150,6 +153,7 @@ class Trainer:
             metrics=tuple((self.output / METRICS_NAME).read_text(encoding="utf-8").splitlines()))
         write_checkpoint(self.output, state, compress=settings.checkpoint.compress)
         prune_checkpoints(self.output, settings.checkpoint.keep, self.step)
+        log.info("step %d of %d: checkpoint written, %s points", self.step, settings.steps, f"{self.store.n:,}")
         return self.step
 
     def _schedule(self, first: int) -> Iterator[int]:
