@@ -163,7 +163,8 @@ class DensifySettings:
     prune_opacity : float
         Points below this opacity are removed.
     prune_scale : float
-        Points larger than this share of the extent are removed after the first opacity reset.
+        Points larger than this share of the extent are removed after the first opacity reset; 0 = none. The reference
+        takes 0.1, which removes the sky where the cameras stand close together.
     reset_every : int
         Steps between opacity resets; 0 = never.
     noise_lr : float
@@ -184,7 +185,7 @@ class DensifySettings:
     absgrad_threshold: float = ranged(0.0008, 0)
     split_scale: float = ranged(0.01, 0)
     prune_opacity: float = ranged(0.005, 0, 1, below=True)
-    prune_scale: float = ranged(0.1, 0, above=True)
+    prune_scale: float = ranged(0.0, 0)
     reset_every: int = ranged(3000, 0)
     noise_lr: float = ranged(5e5, 0)
     opacity_reg: float = ranged(0.01, 0)

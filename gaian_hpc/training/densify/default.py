@@ -124,7 +124,7 @@ class GradientDensity(FixedPoints):
     def _plan(self, store: PointStore, step: int) -> _Plan:
         """Judge every point of the shard by its own values."""
         s, values = self.settings, store.values
-        limit = s.prune_scale * self.extent if step > s.reset_every else np.inf
+        limit = s.prune_scale * self.extent if s.prune_scale and step > s.reset_every else np.inf
         average = store.statistics["grad_sum"] / np.maximum(store.statistics["count"], np.float32(1))
         scale = values["scales"].max(axis=1)
         large = scale > s.split_scale * self.extent

@@ -15,8 +15,9 @@ SMALL, LARGE, HUGE = 0.005, 0.05, 0.5  # of an extent of 1: cloned, split, prune
 
 
 def new_density(views_per_step=1, gather=None, **settings):
+    """The strategy with the reference's bound on sizes, which is off by default."""
     more = {} if gather is None else {"gather": gather}
-    return make_density(DensifySettings(**settings), 30_000, 1.0, 3, views_per_step, **more)
+    return make_density(DensifySettings(**{"prune_scale": 0.1, **settings}), 30_000, 1.0, 3, views_per_step, **more)
 
 
 def with_averages(density, store, averages):
@@ -100,6 +101,13 @@ def test_oversized_points_are_pruned_only_past_the_first_reset():
     assert edited(2900) == edited(3000) == (2, 0, 6)
     # Past it the children of point 2 would still be too large, those of point 3 are not.
     assert edited(3100) == (1, 2, 3)
+
+
+def test_by_default_no_point_is_too_large():
+    density = new_density(prune_scale=DensifySettings().prune_scale)
+    store = with_averages(density, new_store([SMALL, HUGE], [0.5] * 2), [0, 0])
+    report = density.edit(store, 3100)
+    assert (report.pruned, report.n_points) == (0, 2)
 
 
 def test_an_oversized_point_that_finds_no_place_under_the_cap_is_pruned():
