@@ -6,13 +6,13 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from gaian_hpc.jobs import export as export_job
-from gaian_hpc.jobs import inspect_checkpoint as inspect_job
 
 from gaian_hpc.checkpoint.ply import read_gaussian_ply
 from gaian_hpc.checkpoint.summary import digest_of_store
 from gaian_hpc.checkpoint.writer import write_checkpoint
 from gaian_hpc.errors import DataError, SettingsError
+from gaian_hpc.jobs import export as export_job
+from gaian_hpc.jobs import inspect_checkpoint as inspect_job
 
 from .scenes import make_state, make_store, take, write_sharded
 
