@@ -81,14 +81,18 @@ def clamped_slopes(camera, x, y, z):
 
 
 @register_jitable(error_model="numpy")
+def jacobian_rows(camera, z, sx, sy):
+    """Return the two rows of J·R, J the Jacobian of the projection at slopes (sx, sy) and depth z."""
+    jx, jy = camera[_FX] / z, camera[_FY] / z
+    return (jx * (camera[0] - sx * camera[6]), jx * (camera[1] - sx * camera[7]), jx * (camera[2] - sx * camera[8]),
+            jy * (camera[3] - sy * camera[6]), jy * (camera[4] - sy * camera[7]), jy * (camera[5] - sy * camera[8]))
+
+
+@register_jitable(error_model="numpy")
 def screen_axes(camera, x, y, z, rot, s0, s1, s2):
     """Return T = J·R·M (2×3), M = rotation·diag(scales): the 2D covariance is T Tᵀ (+ eps)."""
     sx, sy, _, _ = clamped_slopes(camera, x, y, z)
-    jx, jy = camera[_FX] / z, camera[_FY] / z
-    a0, a1, a2 = (jx * (camera[0] - sx * camera[6]), jx * (camera[1] - sx * camera[7]),
-                  jx * (camera[2] - sx * camera[8]))
-    b0, b1, b2 = (jy * (camera[3] - sy * camera[6]), jy * (camera[4] - sy * camera[7]),
-                  jy * (camera[5] - sy * camera[8]))
+    a0, a1, a2, b0, b1, b2 = jacobian_rows(camera, z, sx, sy)
     return ((a0 * rot[0] + a1 * rot[3] + a2 * rot[6]) * s0, (a0 * rot[1] + a1 * rot[4] + a2 * rot[7]) * s1,
             (a0 * rot[2] + a1 * rot[5] + a2 * rot[8]) * s2, (b0 * rot[0] + b1 * rot[3] + b2 * rot[6]) * s0,
             (b0 * rot[1] + b1 * rot[4] + b2 * rot[7]) * s1, (b0 * rot[2] + b1 * rot[5] + b2 * rot[8]) * s2)
@@ -156,11 +160,8 @@ def axes_vjp(camera, x, y, z, rot, s0, s1, s2, v_t):
     """Return gradients of the camera point (3), the scales (3) and the rotation matrix (9) from that of T."""
     sx, sy, free_x, free_y = clamped_slopes(camera, x, y, z)
     jx, jy = camera[_FX] / z, camera[_FY] / z
-    # rows of J·R, and the gradient of T·diag(1/s) = (J R)·rot
-    a0, a1, a2 = (jx * (camera[0] - sx * camera[6]), jx * (camera[1] - sx * camera[7]),
-                  jx * (camera[2] - sx * camera[8]))
-    b0, b1, b2 = (jy * (camera[3] - sy * camera[6]), jy * (camera[4] - sy * camera[7]),
-                  jy * (camera[5] - sy * camera[8]))
+    a0, a1, a2, b0, b1, b2 = jacobian_rows(camera, z, sx, sy)
+    # the gradient of T·diag(1/s) = (J R)·rot
     u0, u1, u2 = v_t[0] * s0, v_t[1] * s1, v_t[2] * s2
     w0, w1, w2 = v_t[3] * s0, v_t[4] * s1, v_t[5] * s2
     v_rot = (a0 * u0 + b0 * w0, a0 * u1 + b0 * w1, a0 * u2 + b0 * w2,
