@@ -26,7 +26,7 @@ from ..checkpoint.ply import GaussianStart, load_start
 from ..checkpoint.reader import latest_checkpoint, read_checkpoint
 from ..checkpoint.schema import Camera, CheckpointState, RngState
 from ..checkpoint.writer import write_checkpoint
-from ..config import SAVED_NAME, settings_to_toml
+from ..config import SAVED_NAME, flatten, parse_toml, settings_to_toml
 from ..data.cache import PictureCache
 from ..data.sampler import EpochSampler
 from ..data.scene import Scene, load_scene
@@ -190,8 +190,6 @@ class Trainer:
         return state
 
     def _check_settings(self, path: Path, state: CheckpointState) -> None:
-        from ..config import flatten, parse_toml
-
         before, now = (dict(flatten(parse_toml(text, str(path)))) for text in (state.settings, self.settings_text))
         for name in sorted((before.keys() | now.keys()) - FREE_SETTINGS):
             if before.get(name) != now.get(name):
