@@ -14,7 +14,8 @@ STEPS = 24
 # Edits open the steps 6, 11, 16 and 21 and a reset step 13; every step is logged.
 SHORT = {"steps": STEPS, "horizon": 40, "threads": 1, "log_every": 1, "data.cache_mb": 16, "data.background": "black",
          "densify.start": 4, "densify.every": 5, "densify.stop": 30, "densify.reset_every": 12,
-         "densify.grad_threshold": 3e-3, "densify.cap": 140, "densify.split_scale": 0.05, "checkpoint.every": 1000}
+         "densify.grad_threshold": 3e-3, "densify.cap": 140, "densify.split_scale": 0.05, "densify.prune_scale": 0.1,
+         "checkpoint.every": 1000}
 # One entry a way to train that has code of its own: settings, options, and the edits that must have happened.
 VARIANTS = {
     "default": ({}, {}, {"split", "cloned", "pruned", "reset"}),
