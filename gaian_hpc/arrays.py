@@ -15,11 +15,27 @@ Activation = Literal["identity", "exp", "sigmoid"]
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """A per-row array: its name, its shape per row and the precision it crosses ranks with."""
+    """A per-row float32 array of splats or their gradients.
+
+    Parameters
+    ----------
+    name : str
+    shape : tuple of int
+        Shape per row.
+    transport : {"fp32", "fp16", "bf16", "int8"}
+        The narrowest form in which its method lets it cross ranks; runs use fp32 unless they ask for less.
+    in_pixels : bool
+        Two columns x, y in pixels: a lossy form is taken relative to the middle of the patch, where it has more digits.
+    additive : bool
+        Values of different views mean the same and add up (a colour's gradient): what one rounding lost, the
+        next message can make up for.
+    """
 
     name: str
     shape: tuple[int, ...] = ()
     transport: str = "fp32"
+    in_pixels: bool = False
+    additive: bool = False
 
     @property
     def width(self) -> int:

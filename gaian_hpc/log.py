@@ -31,6 +31,13 @@ def get_logger(rank: int = 0, size: int = 1, verbose: bool = False) -> logging.L
     return logger
 
 
+def write_text(path: Path, text: str) -> None:
+    """Write a file aside and rename it, so that a kill leaves the old one or the new one."""
+    aside = path.with_name(path.name + ".part")
+    aside.write_text(text, encoding="utf-8")
+    aside.replace(path)
+
+
 class MetricsLog:
     """One JSON object per line, flushed as written, so that a run can be followed and survives a kill.
 
@@ -74,9 +81,7 @@ class MetricsLog:
         if lines and not lines[-1].endswith("\n"):
             del lines[-1]
         kept = [line for i, line in enumerate(lines, 1) if self._step(line, i) <= step]
-        aside = self.path.with_name(self.path.name + ".part")
-        aside.write_text("".join(kept), encoding="utf-8")
-        aside.replace(self.path)
+        write_text(self.path, "".join(kept))
 
     def _step(self, line: str, number: int) -> int:
         try:

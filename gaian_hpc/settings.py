@@ -213,6 +213,76 @@ class CheckpointSettings:
 
 
 @dataclass(frozen=True)
+class ExchangeSettings:
+    """How splats and gradients cross ranks; fp32 keeps a run's bits the same on any number of them.
+
+    Parameters
+    ----------
+    codec : str
+        Form of splats, of their gradients and of the pixels at patch borders, as far as the method allows it for each of its
+        fields; all but fp32 lose digits.
+    fields : str
+        Codec by field name, over what the method allows: ``colors=int8,means2d=fp32``.
+    assignment : str
+        ``locality`` renders patches where most of their points live, under a bound on render work; ``contiguous`` deals
+        them out in order, as many to each rank.
+    slack : float
+        Render work of a rank, over the mean, that ``locality`` allows.
+    host_factor : float
+        Cost of a byte between hosts in bytes within a host.
+    views_in_flight : int
+        Views of a unit, per rank, that are rendered at once; more are assigned better and need more memory.
+    """
+
+    codec: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
+    fields: str = ""
+    assignment: Literal["locality", "contiguous"] = "locality"
+    slack: float = ranged(1.15, 1)
+    host_factor: float = ranged(4.0, 1)
+    views_in_flight: int = ranged(4, 1)
+
+
+@dataclass(frozen=True)
+class PlacementSettings:
+    """Which rank owns which points; nothing of it enters the result of a run.
+
+    Parameters
+    ----------
+    method : str
+        ``metis`` partitions the graph of cells and patches, ``morton`` cuts a space-filling curve, ``random`` deals cells
+        out.
+    work_share : float
+        Part of a rank's load that is its points' share of the render work; the rest is their number.
+    points_slack : float
+        Points of a rank, over the mean, that ``work_share`` may lead to.
+    cell_points : int
+        Points of a cell, the unit of profiling and migration, at the start.
+    profile_points : int
+        Points, over all ranks, that a profile follows through all training views; every k-th where there are more.
+    check_every : int
+        Steps between looks at what was measured.
+    drift : float
+        Points are placed anew when the share of splats that cross ranks has grown by this factor since they were
+        placed, or the points of the fullest rank, over the mean, by it.
+    rebalance : float
+        Points move from slow ranks to fast ones when the slowest rank takes this many times the mean for its own
+        points' work; 0 = never.
+    memory_mb : int
+        Memory of a rank for points, MiB; 0 = what its host has free.
+    """
+
+    method: Literal["metis", "morton", "random"] = "metis"
+    work_share: float = ranged(0.5, 0, 1)
+    points_slack: float = ranged(1.5, 1)
+    cell_points: int = ranged(256, 1)
+    profile_points: int = ranged(200_000, 1)
+    check_every: int = ranged(50, 1)
+    drift: float = ranged(1.25, 1)
+    rebalance: float = ranged(1.25, 0)
+    memory_mb: int = ranged(0, 0)
+
+
+@dataclass(frozen=True)
 class Settings:
     """All settings of a training run; those of the method itself are its ``Options``.
 
@@ -233,6 +303,9 @@ class Settings:
         Threads per rank; 0 = all cores this process may use.
     views_per_step : int
         Views of one unit (batch); learning rates and betas follow the square-root rule.
+    batches : str
+        ``shuffled``: units are cut from random epochs. ``stratified``: each draws evenly from the views that the ranks'
+        points lie in, an epoch still visiting each view once; the order then depends on the number of ranks.
     patch_size : int
         Largest side of a patch in pixels, rounded to tiles; part of the result's last bits.
     ssim_weight : float
@@ -248,11 +321,14 @@ class Settings:
     seed: int = ranged(0, 0, 2**63 - 1)
     threads: int = ranged(0, 0)
     views_per_step: int = ranged(1, 1)
-    patch_size: int = ranged(512, 16)
+    batches: Literal["shuffled", "stratified"] = "shuffled"
+    patch_size: int = ranged(192, 16)
     ssim_weight: float = ranged(0.2, 0, 1)
     data: DataSettings = field(default_factory=DataSettings)
     optimizer: OptimizerSettings = field(default_factory=OptimizerSettings)
     densify: DensifySettings = field(default_factory=DensifySettings)
+    placement: PlacementSettings = field(default_factory=PlacementSettings)
+    exchange: ExchangeSettings = field(default_factory=ExchangeSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     log_every: int = ranged(10, 1)
 

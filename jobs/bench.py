@@ -24,7 +24,7 @@ from gaian_hpc.timing import PhaseTimer, format_phases
 from gaian_hpc.training.densify import make_density
 from gaian_hpc.training.optimizer import Adam
 from gaian_hpc.training.step import SynchronousExecutor
-from gaian_hpc.training.trainer import open_scene, start_points
+from gaian_hpc.training.start import open_scene, start_points
 
 WARM_UP = 3
 

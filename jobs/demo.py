@@ -18,7 +18,7 @@ from gaian_hpc.jobs.render import write_png
 from gaian_hpc.jobs.train import run_train
 from gaian_hpc.log import get_logger
 from gaian_hpc.training.pixels import shown_background, target_pixels
-from gaian_hpc.training.trainer import open_scene
+from gaian_hpc.training.start import open_scene
 
 CONFIG = "configs/demo.toml"
 GAP = 4

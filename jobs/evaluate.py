@@ -9,7 +9,7 @@ from gaian_hpc.data.cache import PictureCache
 from gaian_hpc.errors import DataError
 from gaian_hpc.evaluation.run import open_run
 from gaian_hpc.evaluation.views import evaluate_views, mean_scores
-from gaian_hpc.training.trainer import open_scene, scene_fingerprint
+from gaian_hpc.training.start import open_scene, scene_fingerprint
 
 
 def run_evaluate(run: Path | str, *, as_json: bool = False, step: int | None = None) -> int:

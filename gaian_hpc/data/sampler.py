@@ -82,3 +82,32 @@ class EpochSampler:
         """Return positions 0 … n - 1 sorted by random 64-bit keys, ties by position."""
         words = random_bits(self._seed, "data.views", epoch, np.arange(len(self._views)), 2).astype(np.uint64)
         return np.argsort(words[:, 0] << np.uint64(32) | words[:, 1], kind="stable")
+
+
+class StratifiedSampler(EpochSampler):
+    """An :class:`EpochSampler` whose units draw evenly from each home of the views.
+
+    Each home's views are spread evenly over the epoch in a random order and from a random start, so that any stretch of
+    an epoch holds each home's share of views, give or take one.
+
+    Parameters
+    ----------
+    train_idx, views_per_step, seed
+        As for :class:`EpochSampler`.
+    homes : (V,) int
+        Home of each entry of ``train_idx``: the rank that holds most of what it sees.
+    """
+
+    def __init__(self, train_idx: Sequence[int], views_per_step: int, seed: int, homes: np.ndarray):
+        super().__init__(train_idx, views_per_step, seed)
+        self._homes = np.unique(np.asarray(homes), return_inverse=True)[1]
+
+    def _shuffled(self, epoch: int) -> np.ndarray:
+        order = super()._shuffled(epoch)
+        home = self._homes[order]
+        by_home = np.argsort(home, kind="stable")
+        n = np.bincount(home)
+        position = np.arange(len(home)) - np.repeat(np.cumsum(n) - n, n)
+        words = random_bits(self._seed, "data.homes", epoch, np.arange(len(n)), 1)[:, 0]
+        places = (position + np.repeat(words / 2.0**32, n)) / np.repeat(n, n)
+        return order[by_home[np.argsort(places, kind="stable")]]

@@ -55,13 +55,15 @@ class OutputGradients:
 class PointRenderer(Protocol):
     """A point-based differentiable renderer.
 
-    ``attributes`` are the trainable arrays of a point, ``splat_fields`` what a splat carries (and what crosses
-    ranks). Row order is the caller's: splats of a patch arrive sorted by global point id.
+    ``attributes`` are the trainable arrays of a point, ``splat_fields`` what a splat carries and ``gradient_fields`` what
+    ``render_vjp`` returns of it; both cross ranks. Row order is the caller's: splats of a patch arrive sorted by global
+    point id.
     """
 
     name: str
     attributes: tuple[Attribute, ...]
     splat_fields: tuple[Field, ...]
+    gradient_fields: tuple[Field, ...]
 
     def at_step(self, step: int) -> PointRenderer:
         """Return the renderer to use at ``step`` (progressive detail such as the SH degree)."""
@@ -83,7 +85,7 @@ class PointRenderer(Protocol):
         """Composite ``splats`` (sorted by point id) over ``patch``."""
 
     def render_vjp(self, patch: Patch, splats: ArrayTable, outputs: Outputs, v_outputs: OutputGradients) -> ArrayTable:
-        """Return dL/d(splat field) per splat, plus fields for density statistics."""
+        """Return ``gradient_fields``: dL/d(splat field) per splat, plus fields for density statistics."""
 
 
 def available_renderers() -> tuple[str, ...]:

@@ -48,9 +48,14 @@ class Region:
     @classmethod
     def of(cls, patch: Patch) -> Region:
         """Return the region of ``patch``, clipped at the borders of its view."""
-        y0, x0 = max(patch.y0 - GHOST, 0), max(patch.x0 - GHOST, 0)
-        y1, x1 = min(patch.y1 + GHOST, patch.view.height), min(patch.x1 + GHOST, patch.view.width)
-        return cls(slice(y0, y1), slice(x0, x1), patch.y0 - y0, patch.x0 - x0)
+        return cls.around(patch.x0, patch.y0, patch.x1, patch.y1, patch.view.width, patch.view.height)
+
+    @classmethod
+    def around(cls, x0: int, y0: int, x1: int, y1: int, width: int, height: int) -> Region:
+        """Return the region of the rectangle [x0, x1) × [y0, y1) of a picture of ``width`` × ``height`` pixels."""
+        top, left = max(y0 - GHOST, 0), max(x0 - GHOST, 0)
+        bottom, right = min(y1 + GHOST, height), min(x1 + GHOST, width)
+        return cls(slice(top, bottom), slice(left, right), y0 - top, x0 - left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,9 +91,25 @@ def photometric(image: np.ndarray, target: np.ndarray, patch: Patch, ssim_weight
     region = Region.of(patch)
     x = np.ascontiguousarray(image[:, region.rows, region.columns])
     y = np.ascontiguousarray(target[:, region.rows, region.columns])
+    return region_loss(x, y, patch, ssim_weight, None if mask is None else mask[region.rows, region.columns])
+
+
+def region_loss(x: np.ndarray, y: np.ndarray, patch: Patch, ssim_weight: float,
+                mask: np.ndarray | None = None) -> PatchLoss:
+    """Return a patch's part of the loss of its view, of which only the patch's :class:`Region` is there.
+
+    Parameters
+    ----------
+    x, y : (3, h, w) float32, contiguous
+        Render and target in the region.
+    patch : Patch
+    ssim_weight : float in [0, 1]
+    mask : (h, w) bool, optional
+        As in :func:`photometric`.
+    """
+    region = Region.of(patch)
     if mask is not None:
-        inside = mask[region.rows, region.columns]
-        x, y = x * inside, y * inside
+        x, y = x * mask, y * mask
     bottom, right = region.top + patch.height, region.left + patch.width
     n = 3.0 * patch.view.width * patch.view.height
     maps, ssim = _ssim_maps(x, y, region.top, bottom, region.left, right)
@@ -97,7 +118,7 @@ def photometric(image: np.ndarray, target: np.ndarray, patch: Patch, ssim_weight
     _loss_gradient(x, y, maps, region.top, region.left, np.float32((1 - ssim_weight) / n), np.float32(ssim_weight / n),
                    v_image, l1)
     if mask is not None:
-        v_image *= mask[patch.y0:patch.y1, patch.x0:patch.x1]
+        v_image *= mask[region.top:bottom, region.left:right]
     return PatchLoss(float(l1.sum()), float(ssim.sum()), v_image)
 
 

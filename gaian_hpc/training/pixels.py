@@ -25,8 +25,20 @@ def shown_background(mode: str) -> np.ndarray:
     return np.full(3, _BACKGROUNDS.get(mode, 0.0), np.float32)
 
 
-def target_pixels(picture: Picture, view: View, background: np.ndarray) -> np.ndarray:
-    """Return the picture over the background, (3, H, W) float32 in [0, 1].
+WHOLE = (slice(None), slice(None))
+
+
+def target_pixels(picture: Picture, view: View, background: np.ndarray,
+                  part: tuple[slice, slice] = WHOLE) -> np.ndarray:
+    """Return the picture over the background, (3, h, w) float32 in [0, 1].
+
+    Parameters
+    ----------
+    picture : Picture
+    view : View
+    background : (3,) float32
+    part : (slice, slice)
+        Rows and columns of the picture that are wanted; all by default.
 
     Raises
     ------
@@ -36,9 +48,9 @@ def target_pixels(picture: Picture, view: View, background: np.ndarray) -> np.nd
     if picture.rgb.shape[1:] != (view.height, view.width):
         raise DataError(f"{view.name}: the picture is {picture.rgb.shape[2]} x {picture.rgb.shape[1]} pixels, its view "
                         f"{view.width} x {view.height}; restore the picture that the camera was solved for")
-    target = np.multiply(picture.rgb, np.float32(1 / 255), dtype=np.float32)
+    target = np.multiply(picture.rgb[:, *part], np.float32(1 / 255), dtype=np.float32)
     if picture.alpha is not None:
-        alpha = np.multiply(picture.alpha, np.float32(1 / 255), dtype=np.float32)
+        alpha = np.multiply(picture.alpha[part], np.float32(1 / 255), dtype=np.float32)
         target *= alpha
         target += background[:, None, None] * (1 - alpha)
     return target

@@ -1,44 +1,41 @@
-"""One training step: the walk of a unit of views from points to updated points."""
+"""One training step: the walk of a unit of views from points to updated points, on any number of ranks."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..arrays import ArrayTable, Patch, View
-from ..data.images import Picture, PictureCache
-from ..data.patches import make_patches
+from ..arrays import ArrayTable, View
+from ..data.images import PictureCache
+from ..distributed.exchange import Exchange, PatchSplats, Plan
 from ..points.store import PointStore
 from ..renderers.base import OutputGradients, Outputs, PointRenderer
 from ..settings import Settings
 from ..timing import PhaseTimer
+from .assign import Assigner, on_one_rank
 from .densify import DensityControl, EditReport
-from .loss import photometric
+from .loss import Region, region_loss
+from .margins import exchange_margins
 from .optimizer import Adam
 from .pixels import alpha_gradient, background_color, over_background, target_pixels
+from .unit import ShardUnit, Unit, splat_unit
 
 
 @dataclass(frozen=True, slots=True)
 class StepReport:
-    """What a step measured before its update: the unit's loss, L1 and SSIM, points in scope, and the edit before it."""
+    """What a step measured before its update: the unit's loss, L1 and SSIM, points in scope, and the edit before it.
+
+    ``stop`` tells whether a rank was asked to stop; it is the same on all ranks.
+    """
 
     loss: float
     l1: float
     ssim: float
     n_scope: int
     edit: EditReport | None = None
-
-
-@dataclass(frozen=True, slots=True)
-class RenderedPatch:
-    """A patch, the rows of the view's splats that reach it (None = all), these splats, and what they rendered to."""
-
-    patch: Patch
-    rows: np.ndarray | None
-    splats: ArrayTable
-    outputs: Outputs
+    stop: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,109 +60,152 @@ class SynchronousExecutor:
     pictures: PictureCache
     settings: Settings
     timer: PhaseTimer
+    exchange: Exchange | None = None
+    assigner: Assigner = on_one_rank
+    n_total: int = field(init=False)
 
-    def run(self, step: int, views: Sequence[View]) -> StepReport:
-        """Edit the points where the step before calls for it, then train on one unit; ``step`` counts from 1.
+    def __post_init__(self) -> None:
+        if self.exchange is None:
+            self.exchange = Exchange.local(self.renderer)
+        self.n_total = int(self.exchange.world.sum(np.array([self.store.n]))[0])
+
+    def run(self, step: int, views: Sequence[View], stop: bool = False) -> StepReport:
+        """Collective. Edit the points where the step before calls for it, then train on one unit.
 
         An edit opens the next step instead of closing its own, so that a run never ends on points that nothing has
         trained since: fresh copies, or opacities just reset.
+
+        Parameters
+        ----------
+        step : int
+            Counts from 1.
+        views : sequence of View
+        stop : bool
+            Whether this rank was asked to stop.
         """
+        world, region = self.exchange.world, self.timer.region
         renderer = self.renderer.at_step(step)
-        with self.timer.region("density"):
+        with region("density"):
             edit = self.density.edit(self.store, step - 1) if step > 1 else None
-        gradients, sums = [], np.zeros(3)
-        for view in views:
-            view_gradients, view_sums = self._view(renderer, step, view, len(views))
-            gradients.append(view_gradients)
-            sums += view_sums
-        with self.timer.region("gather"):
+        if edit is not None:
+            self.n_total = edit.n_points
+        gradients, sums = [], []
+        for wave in self._waves(views):
+            wave_gradients, wave_sums = self._wave(renderer, step, wave, len(views))
+            gradients += wave_gradients
+            sums.append(wave_sums)
+        with region("gather"):
             rows, v_rows = sum_views(gradients)
-        with self.timer.region("update"):
-            self.density.regularize(self.store, rows, v_rows, self.store.n)
+        with region("update"):
+            self.density.regularize(self.store, rows, v_rows, self.n_total)
             self.optimizer.update(self.store, rows, v_rows, step)
             self.density.after_update(self.store, step, self.optimizer.learning_rate("means", step)
                                       if "means" in self.store.raw else 0.0)
-        loss, l1, ssim = (float(s) / len(views) for s in sums)
-        return StepReport(loss, l1, ssim, len(rows), edit)
+        with region("sums"):
+            totals = world.sum(np.concatenate([*(s.reshape(-1) for s in sums), [len(rows), float(stop)]]))
+        loss, l1, ssim = unit_loss(views, totals[:-2].reshape(-1, 2), self.settings)
+        return StepReport(loss, l1, ssim, int(totals[-2]), edit, bool(totals[-1]))
 
-    def _view(self, renderer: PointRenderer, step: int, view: View, n_views: int) -> tuple[ViewGradients, np.ndarray]:
-        """Return a view's gradients, its share of the unit's, and its loss, L1 and SSIM."""
-        points, region = self.store.values, self.timer.region
-        background = background_color(self.settings.data.background, self.settings.seed, step, view)
-        with region("cull"):
-            rows = renderer.cull(view, points)
-        with region("splat"):
-            splats = renderer.splat(view, points, rows)
+    def _waves(self, views: Sequence[View]) -> list[Sequence[View]]:
+        """Cut a unit into the views that are in flight at once: one on one rank, which bounds its memory."""
+        size = self.exchange.world.size
+        n = 1 if size == 1 else size * self.settings.exchange.views_in_flight
+        return [views[first:first + n] for first in range(0, len(views), n)]
+
+    def _wave(self, renderer: PointRenderer, step: int, views: Sequence[View],
+              n_views: int) -> tuple[list[ViewGradients], np.ndarray]:
+        """Return the gradients of views, their shares of the unit's, and L1 and SSIM of all patches, (P, 2), or 0."""
+        exchange, region = self.exchange, self.timer.region
+        unit = Unit.of(views, self.settings.patch_size)
+        backgrounds = [background_color(self.settings.data.background, self.settings.seed, step, v) for v in views]
+        shard = splat_unit(renderer, self.store.values, self.store.ids, unit, self.timer)
+        with region("assign"):
+            plan = self._plan(shard)
+        with region("exchange"):
+            patches = exchange.forward(plan, shard.own, self.store.next_id)
         with region("render"):
-            patches = render_patches(renderer, view, splats, self.settings.patch_size)
-        with region("pixels"):
-            picture = self.pictures.get(view.index)
-            target = target_pixels(picture, view, background)
-        with region("loss"):
-            image = assemble(patches, view, background)
-            v_image, sums = view_loss(image, target, picture, patches, self.settings.ssim_weight)
+            outputs = [renderer.render(unit.patches[p.index], p.table) for p in patches]
+        v_images, sums = self._loss(unit, plan, patches, outputs, backgrounds)
         with region("render_vjp"):
-            v_splats = render_patches_vjp(renderer, splats, patches, v_image, background, n_views)
-        with region("splat_vjp"):
-            v_points = renderer.splat_vjp(view, points, rows, splats, v_splats)
-        with region("density"):
+            v_splats = [patch_vjp(renderer, unit, p, o, v, backgrounds, n_views)
+                        for p, o, v in zip(patches, outputs, v_images, strict=True)]
+        with region("exchange"):
+            returned = exchange.reverse(plan, patches, v_splats)
+        return [self._view_vjp(renderer, shard, v, returned) for v in range(len(views))], sums
+
+    def _plan(self, shard: ShardUnit) -> Plan:
+        """Collective. Count exactly who reads what, and assign patches to ranks: the same plan on every rank."""
+        exchange = self.exchange
+        known = exchange.stack("counts", np.stack([shard.counts, shard.tiles]))
+        return Plan(known[:, 0], self.assigner(shard.unit, known[:, 0], known[:, 1].sum(axis=0)))
+
+    def _loss(self, unit: Unit, plan: Plan, patches: Sequence[PatchSplats], outputs: Sequence[Outputs],
+              backgrounds: Sequence[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
+        """Collective. Return dL/d(image) of the patches rendered here, and sums of L1 and SSIM, (P, 2) float64."""
+        region, settings = self.timer.region, self.settings
+        sums = np.zeros((len(unit.patches), 2))
+        with region("pixels"):
+            images = {p.index: composed(o, backgrounds[unit.view_of(p.index)])
+                      for p, o in zip(patches, outputs, strict=True)}
+        with region("margins"):
+            canvases = exchange_margins(self.exchange, plan, unit, images, settings.exchange.codec)
+        v_images = []
+        for p in patches:
+            patch, part = unit.patches[p.index], Region.of(unit.patches[p.index])
+            window = (part.rows, part.columns)
+            with region("pixels"):
+                picture = self.pictures.get(patch.view.index)
+                target = target_pixels(picture, patch.view, backgrounds[unit.view_of(p.index)], window)
+            with region("loss"):
+                mask = None if picture.mask is None else picture.mask[window]
+                loss = region_loss(canvases[p.index], target, patch, settings.ssim_weight, mask)
+            v_images.append(loss.v_image)
+            sums[p.index] = loss.l1, loss.ssim
+        return v_images, sums
+
+    def _view_vjp(self, renderer: PointRenderer, shard: ShardUnit, v: int,
+                  returned: Sequence[ArrayTable]) -> ViewGradients:
+        """Take the gradients of a view's splats back to its points, and gather statistics."""
+        view, rows, splats = shard.unit.views[v], shard.rows[v], shard.splats[v]
+        with self.timer.region("gather"):
+            v_splats = sum_patches(shard, v, returned)
+        with self.timer.region("splat_vjp"):
+            v_points = renderer.splat_vjp(view, self.store.values, rows, splats, v_splats)
+        with self.timer.region("density"):
             self.density.observe(self.store, view, rows, v_splats)
-        return ViewGradients(rows, v_points), sums
+        return ViewGradients(rows, v_points)
 
 
-def render_patches(renderer: PointRenderer, view: View, splats: ArrayTable, patch_size: int) -> list[RenderedPatch]:
-    """Render a view patch by patch from its splats, which are in the order of their ids."""
-    patches = make_patches(view, patch_size)
-    if len(patches) == 1:
-        return [RenderedPatch(patches[0], None, splats, renderer.render(patches[0], splats))]
-    boxes = renderer.footprints(view, splats)
-    rendered = []
-    for patch in patches:
-        reach = ((boxes[:, 0] <= patch.x1) & (boxes[:, 2] >= patch.x0) & (boxes[:, 1] <= patch.y1)
-                 & (boxes[:, 3] >= patch.y0))
-        rows = np.flatnonzero(reach)
-        mine = splats.take(rows)
-        rendered.append(RenderedPatch(patch, rows, mine, renderer.render(patch, mine)))
-    return rendered
-
-
-def assemble(patches: Sequence[RenderedPatch], view: View, background: np.ndarray) -> np.ndarray:
-    """Return the view's picture (3, H, W) float32 over the background."""
-    image = np.empty((3, view.height, view.width), np.float32)
-    for p in patches:
-        over_background(p.outputs.color, p.outputs.alpha, background,
-                        image[:, p.patch.y0:p.patch.y1, p.patch.x0:p.patch.x1])
+def composed(outputs: Outputs, background: np.ndarray) -> np.ndarray:
+    """Return a rendered patch over its background, (3, h, w) float32."""
+    image = np.empty((3, *outputs.alpha.shape), np.float32)
+    over_background(outputs.color, outputs.alpha, background, image)
     return image
 
 
-def view_loss(image: np.ndarray, target: np.ndarray, picture: Picture, patches: Sequence[RenderedPatch],
-              ssim_weight: float) -> tuple[list[np.ndarray], np.ndarray]:
-    """Return dL/d(image) of each patch, and the view's loss, mean L1 and mean SSIM, summed in patch order."""
-    v_image, l1, ssim = [], 0.0, 0.0
-    for p in patches:
-        part = photometric(image, target, p.patch, ssim_weight, picture.mask)
-        v_image.append(part.v_image)
-        l1 += part.l1
-        ssim += part.ssim
-    l1, ssim = l1 / image.size, ssim / image.size
-    return v_image, np.array([(1 - ssim_weight) * l1 + ssim_weight * (1 - ssim), l1, ssim])
+def patch_vjp(renderer: PointRenderer, unit: Unit, p: PatchSplats, outputs: Outputs, v_image: np.ndarray,
+              backgrounds: Sequence[np.ndarray], n_views: int) -> ArrayTable:
+    """Return the gradients of a patch's splats from those of its pixels, as its view's share of ``n_views``."""
+    if n_views > 1:
+        v_image = v_image / np.float32(n_views)
+    v_alpha = alpha_gradient(v_image, backgrounds[unit.view_of(p.index)])
+    return renderer.render_vjp(unit.patches[p.index], p.table, outputs, OutputGradients(v_image, v_alpha))
 
 
-def render_patches_vjp(renderer: PointRenderer, splats: ArrayTable, patches: Sequence[RenderedPatch],
-                       v_image: Sequence[np.ndarray], background: np.ndarray, n_views: int) -> ArrayTable:
-    """Return the gradients of a view's splats, each summed over patches in patch order (design §6)."""
+def sum_patches(shard: ShardUnit, v: int, returned: Sequence[ArrayTable]) -> ArrayTable:
+    """Return the gradients of view ``v``'s splats, summed over its patches in their order (design §6)."""
+    numbers = shard.unit.patches_of(v)
+    if len(numbers) == 1:
+        return returned[numbers.start]
+    n, offset = shard.splats[v].n_rows, sum(t.n_rows for t in shard.splats[:v])
     total: dict[str, np.ndarray] = {}
-    for p, v in zip(patches, v_image, strict=True):
-        if n_views > 1:
-            v = v / np.float32(n_views)
-        part = renderer.render_vjp(p.patch, p.splats, p.outputs, OutputGradients(v, alpha_gradient(v, background)))
-        if p.rows is None:
-            return part
-        for name, values in part.items():
+    for p in numbers:
+        rows = shard.own.rows[p] - offset
+        for name, values in returned[p].items():
             if name not in total:
-                total[name] = np.zeros((splats.n_rows, *values.shape[1:]), values.dtype)
-            total[name][p.rows] += values
-    return ArrayTable(total, splats.n_rows)
+                total[name] = np.zeros((n, *values.shape[1:]), values.dtype)
+            total[name][rows] += values
+    return ArrayTable(total, n)
 
 
 def sum_views(gradients: Sequence[ViewGradients]) -> tuple[np.ndarray, ArrayTable]:
@@ -181,3 +221,15 @@ def sum_views(gradients: Sequence[ViewGradients]) -> tuple[np.ndarray, ArrayTabl
                 total[name] = np.zeros((len(rows), *values.shape[1:]), values.dtype)
             total[name][at] += values
     return rows, ArrayTable(total, len(rows))
+
+
+def unit_loss(views: Sequence[View], sums: np.ndarray, settings: Settings) -> tuple[float, float, float]:
+    """Return loss, mean L1 and mean SSIM of a unit from those of its patches, (P, 2), added in their order."""
+    unit, weight = Unit.of(views, settings.patch_size), settings.ssim_weight
+    totals = np.zeros(3)
+    for v, view in enumerate(views):
+        n = 3 * view.width * view.height
+        l1, ssim = (sum(sums[list(unit.patches_of(v)), i].tolist()) / n for i in (0, 1))
+        totals += np.array([(1 - weight) * l1 + weight * (1 - ssim), l1, ssim])
+    loss, l1, ssim = (float(t) / len(views) for t in totals)
+    return loss, l1, ssim

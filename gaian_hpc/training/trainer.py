@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import hashlib
 import itertools
 import json
 import logging
@@ -12,7 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
@@ -20,26 +19,29 @@ from typing import Any
 
 import numpy as np
 
-from ..arrays import Attribute, View
+from ..arrays import View
 from ..checkpoint.folders import list_checkpoints, prune_checkpoints
-from ..checkpoint.ply import GaussianStart, load_start
-from ..checkpoint.reader import latest_checkpoint, read_checkpoint
+from ..checkpoint.reader import latest_checkpoint, read_checkpoint, rows_of_rank
 from ..checkpoint.schema import Camera, CheckpointState, RngState
-from ..checkpoint.writer import write_checkpoint
+from ..checkpoint.writer import begin_checkpoint, finish_checkpoint, write_shard
 from ..config import SAVED_NAME, flatten, parse_toml, settings_to_toml
 from ..data.cache import PictureCache
-from ..data.sampler import EpochSampler
-from ..data.scene import Scene, load_scene
+from ..data.sampler import EpochSampler, StratifiedSampler
+from ..data.scene import Scene
+from ..distributed.codecs import parse_overrides
+from ..distributed.exchange import Exchange
+from ..distributed.ledger import as_table
+from ..distributed.world import World
 from ..errors import GaianError, SettingsError
-from ..log import MetricsLog
-from ..points.init import cloud_from_scene
-from ..points.store import PointStore
+from ..log import MetricsLog, write_text
 from ..renderers.base import PointRenderer, build_renderer
-from ..settings import DataSettings, Settings
+from ..settings import Settings
 from ..timing import PhaseTimer
 from .densify import make_density
 from .optimizer import Adam
+from .placer import Placer
 from .progress import Progress
+from .start import determined_points, scene_fingerprint, start_points
 from .step import StepReport, SynchronousExecutor
 
 log = logging.getLogger(__name__)
@@ -47,13 +49,15 @@ log = logging.getLogger(__name__)
 METRICS_NAME = "metrics.jsonl"
 TIMINGS_NAME = "timings.jsonl"
 
-# With more points than this, small sets fit their pictures and not the scene: brighton_beach (15 views) at 2,000 steps
-# had 16.95 dB on its test views without a bound, 18.56 dB with one of 64 pixels a point and 19.07 dB with about 128.
-PIXELS_PER_POINT = 128
-
 # What may change between a run and its continuation: none of it enters the result.
 FREE_SETTINGS = frozenset(("steps", "threads", "log_every", "checkpoint.every", "checkpoint.keep",
-                           "checkpoint.compress", "data.cache_mb", "data.prefetch"))
+                           "checkpoint.compress", "data.cache_mb", "data.prefetch", "exchange.assignment",
+                           "exchange.slack", "exchange.host_factor", "exchange.views_in_flight"))
+FREE_TABLES = ("placement.",)
+
+# Phases that a rank spends on its own points, and on patches it was given; the rest waits for others.
+OWN_PHASES = ("cull", "splat", "patches", "splat_vjp", "gather", "update")
+RENDER_PHASES = ("render", "pixels", "loss", "render_vjp")
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +71,7 @@ class RunResult:
 
 
 class Trainer:
-    """One run in one folder.
+    """Collective. One run in one folder; every rank holds a share of the points.
 
     Parameters
     ----------
@@ -78,7 +82,9 @@ class Trainer:
     options : object
         The method's options.
     resume : bool
-        Go on from the newest intact checkpoint, if there is one.
+        Go on from the newest intact checkpoint, if there is one; it may be of any number of ranks.
+    world : World, optional
+        The ranks of the run; one by default.
 
     Raises
     ------
@@ -87,99 +93,115 @@ class Trainer:
         another scene.
     """
 
-    def __init__(self, scene: Scene, output: Path, settings: Settings, options: Any, *, resume: bool = False):
+    def __init__(self, scene: Scene, output: Path, settings: Settings, options: Any, *, resume: bool = False,
+                 world: World | None = None):
         self.scene, self.output, self.settings, self.options = scene, output, settings, options
+        self.world = world or World()
         self.renderer: PointRenderer = build_renderer(settings.method, options, settings.backend,
                                                       absgrad=settings.densify.absgrad)
+        self.exchange = make_exchange(self.world, self.renderer, settings)
         horizon = settings.horizon or settings.steps
         self.optimizer = Adam(self.renderer.attributes, settings.optimizer, scene.extent, horizon,
                               settings.views_per_step)
-        self.sampler = EpochSampler(scene.train_idx, settings.views_per_step, settings.seed)
-        self.timer = PhaseTimer()
+        self.timer, self._seen = PhaseTimer(), (0.0, 0.0)
         self.fingerprint = scene_fingerprint(scene)
         self.settings_text = settings_to_toml(settings, options)
-        self.resumed = self._find(resume)
-        if self.resumed is None:
-            self.step = 0
-            self.store = start_points(scene, settings, self.renderer.attributes)
-            self.cap = settings.densify.cap or max(determined_points(scene), self.store.n)
-        else:
-            self.step = self.resumed.step
-            self.store = self.resumed.store
-            self.cap = int(self.resumed.trainer["cap"])
+        with self.world.agreed():
+            self.resumed = self._find(resume)
+            self.store = self.resumed.store if self.resumed else start_points(
+                scene, settings, self.renderer.attributes, self.world.rank, self.world.size)
+        self.step = self.resumed.step if self.resumed else 0
+        n_total = int(self.world.sum(np.array([self.store.n]))[0])
+        self.cap = (int(self.resumed.trainer["cap"]) if self.resumed else
+                    settings.densify.cap or max(determined_points(scene), n_total))
         self.density = make_density(dataclasses.replace(settings.densify, cap=self.cap), horizon, scene.extent,
-                                    settings.seed, settings.views_per_step)
+                                    settings.seed, settings.views_per_step, self.exchange.gather)
         if self.resumed is None:
             self.density.initial(self.store)
         self.density.prepare(self.store)
+        self.placer = Placer(self.exchange, self.renderer, self.store, [scene.views[i] for i in scene.train_idx],
+                             settings)
+        self.placer.place(self.step, "start")
+        self.sampler = make_sampler(scene, settings, self.placer.homes)
 
     def run(self) -> RunResult:
         """Train up to ``settings.steps``, or until SIGTERM, SIGINT or SIGUSR1; a checkpoint is left in any case."""
         settings, started, first = self.settings, time.monotonic(), self.step
-        self.output.mkdir(parents=True, exist_ok=True)
-        (self.output / SAVED_NAME).write_text(self.settings_text, encoding="utf-8")
-        resume_step = self.step if self.resumed is not None else None
-        with (PictureCache(self.scene, settings.data.cache_mb << 20, settings.data.prefetch) as pictures,
-              MetricsLog(self.output / METRICS_NAME, resume_step) as metrics,
-              MetricsLog(self.output / TIMINGS_NAME, resume_step) as timings,
-              Progress(settings.steps, first) as progress, stop_on_signals() as stop):
+        with self.world.agreed():
+            if self.world.is_root:
+                self.output.mkdir(parents=True, exist_ok=True)
+                write_text(self.output / SAVED_NAME, self.settings_text)
+        with ExitStack() as stack:
+            stop = stack.enter_context(stop_on_signals())
+            pictures = stack.enter_context(PictureCache(self.scene, settings.data.cache_mb << 20,
+                                                        settings.data.prefetch))
+            journal = stack.enter_context(Journal(self, started))
             pictures.schedule(self._schedule(first))
             executor = SynchronousExecutor(self.renderer, self.store, self.optimizer, self.density, pictures, settings,
-                                           self.timer)
+                                           self.timer, self.exchange, self.placer.assigner)
             saved = first if self.resumed is not None else None
-            while self.step < settings.steps and not stop.is_set():
+            stopped = False
+            while self.step < settings.steps and not stopped:
                 views = [self.scene.views[i] for i in self.sampler.unit(self.step)]
                 self.step += 1
-                report = executor.run(self.step, views)
+                report = executor.run(self.step, views, stop.is_set())
+                stopped = report.stop
                 refuse_divergence(report, self.step, views)
-                self._log(report, metrics, timings, time.monotonic() - started)
-                progress.update(self.step, report.loss, self.store.n)
+                journal.write(report, executor.n_total)
+                self._rebalance()
                 if self.step % settings.checkpoint.every == 0:
                     saved = self.checkpoint()
             if saved != self.step:
                 self.checkpoint()
-        return RunResult(self.step, self.step < settings.steps, self.store.n, time.monotonic() - started)
+        return RunResult(self.step, self.step < settings.steps, executor.n_total, time.monotonic() - started)
 
     def checkpoint(self) -> int:
-        """Write a checkpoint of the present state, drop old ones, and return its step."""
-        settings = self.settings
+        """Collective. Write a checkpoint of the present state, drop old ones, and return its step."""
+        settings, world, state = self.settings, self.world, self._state()
+        with world.agreed():
+            if world.is_root:
+                begin_checkpoint(self.output, state.step)
+        with world.agreed():
+            record = write_shard(self.output, state, world.rank, compress=settings.checkpoint.compress)
+        records = world.collect(record)
+        with world.agreed():
+            if world.is_root:
+                finish_checkpoint(self.output, state, records)
+                prune_checkpoints(self.output, settings.checkpoint.keep, self.step)
+        log.info("step %d of %d: checkpoint written, %s points", self.step, settings.steps,
+                 f"{sum(r.n_points for r in records):,}")
+        return self.step
+
+    def _state(self) -> CheckpointState:
         test = set(self.scene.test_idx.tolist())
-        state = CheckpointState(
-            step=self.step, settings=self.settings_text, method=settings.method, store=self.store,
+        return CheckpointState(
+            step=self.step, settings=self.settings_text, method=self.settings.method, store=self.store,
             method_options=json.dumps(dataclasses.asdict(self.options)), scene_path=str(self.scene.path.resolve()),
             scene_fingerprint=self.fingerprint,
-            cameras=tuple(Camera(v, v.index in test) for v in self.scene.views), rng=RngState(settings.seed),
+            cameras=tuple(Camera(v, v.index in test) for v in self.scene.views), rng=RngState(self.settings.seed),
             trainer={"extent": self.scene.extent, "cap": self.cap},
-            metrics=tuple((self.output / METRICS_NAME).read_text(encoding="utf-8").splitlines()))
-        write_checkpoint(self.output, state, compress=settings.checkpoint.compress)
-        prune_checkpoints(self.output, settings.checkpoint.keep, self.step)
-        log.info("step %d of %d: checkpoint written, %s points", self.step, settings.steps, f"{self.store.n:,}")
-        return self.step
+            metrics=read_metrics(self.output / METRICS_NAME) if self.world.is_root else ())
+
+    def _rebalance(self) -> None:
+        """Let the placer look at what ranks took since its last look."""
+        if self.world.size > 1 and self.step % self.settings.placement.check_every == 0:
+            seconds = self.timer.seconds()
+            own, render = (sum(seconds.get(name, 0.0) for name in names) for names in (OWN_PHASES, RENDER_PHASES))
+            self.placer.check(self.step, own - self._seen[0], render - self._seen[1])
+            self._seen = (own, render)
 
     def _schedule(self, first: int) -> Iterator[int]:
         return itertools.chain.from_iterable(self.sampler.unit(s) for s in range(first, self.settings.steps))
 
-    def _log(self, report: StepReport, metrics: MetricsLog, timings: MetricsLog, seconds: float) -> None:
-        if report.edit is not None:
-            edit = {k: v for k, v in dataclasses.asdict(report.edit).items() if v and k != "n_points"}
-            metrics.write(self.step, n_points=self.store.n, edit=edit)
-        # Not at the last step: a run that is gone on with must leave the lines of one that never stopped.
-        if self.step % self.settings.log_every == 0 or self.step == 1:
-            metrics.write(self.step, loss=report.loss, l1=report.l1, ssim=report.ssim, n_points=self.store.n,
-                          n_scope=report.n_scope)
-            timings.write(self.step, seconds=round(seconds, 3),
-                          phases={k: round(v, 4) for k, v in self.timer.seconds().items()})
-
     def _find(self, resume: bool) -> CheckpointState | None:
-        if not resume:
-            if list_checkpoints(self.output):
-                raise SettingsError(f"{self.output} already holds checkpoints of a run; add --resume to go on with it, "
-                                    "or choose another -o")
-            return None
-        path = latest_checkpoint(self.output)
+        path = self.world.broadcast(self._newest(resume) if self.world.is_root else None)
+        if isinstance(path, GaianError):
+            raise path
         if path is None:
             return None
-        state = read_checkpoint(path, self.renderer.attributes, verify=False)
+        n_total = read_checkpoint(path, rows=slice(0, 0), verify=False).n_total
+        rows = rows_of_rank(n_total, self.world.rank, self.world.size)
+        state = read_checkpoint(path, self.renderer.attributes, rows, verify=False)
         if state.method != self.settings.method:
             raise SettingsError(f"{path}: a checkpoint of method {state.method}, not {self.settings.method}; "
                                 "resume it with its own method")
@@ -189,10 +211,20 @@ class Trainer:
         self._check_settings(path, state)
         return state
 
+    def _newest(self, resume: bool) -> Path | GaianError | None:
+        """Return the checkpoint to go on from, or the error to raise on all ranks; for the root."""
+        try:
+            if not resume and list_checkpoints(self.output):
+                raise SettingsError(f"{self.output} already holds checkpoints of a run; add --resume to go on with it, "
+                                    "or choose another -o")
+            return latest_checkpoint(self.output) if resume else None
+        except GaianError as error:
+            return error
+
     def _check_settings(self, path: Path, state: CheckpointState) -> None:
         before, now = (dict(flatten(parse_toml(text, str(path)))) for text in (state.settings, self.settings_text))
         for name in sorted((before.keys() | now.keys()) - FREE_SETTINGS):
-            if before.get(name) != now.get(name):
+            if not name.startswith(FREE_TABLES) and before.get(name, now.get(name)) != now.get(name):
                 raise SettingsError(f"{path}: setting {name} was {before.get(name)!r} and is now {now.get(name)!r}; a "
                                     "run goes on with its own settings, so drop the change or start another run")
         if not before.get("horizon") and before.get("steps") != now.get("steps"):
@@ -200,10 +232,91 @@ class Trainer:
                                 "ties the schedules to it; keep steps, or start another run with a horizon of its own")
 
 
-def open_scene(path: Path | str, data: DataSettings) -> Scene:
-    """Load a scene as the data settings say."""
-    return load_scene(path, factor=data.factor, max_side=data.max_side, test_every=data.test_every, masks=data.masks,
-                      near=data.near)
+class Journal:
+    """What a run writes line by line, by the root: metrics, timings, progress on a terminal.
+
+    Lines of ``metrics.jsonl`` with ``exchange`` tell bytes sent since the last such line, over all ranks; they are there
+    on several ranks only. All other lines are the same on any number of ranks.
+    """
+
+    def __init__(self, trainer: Trainer, started: float):
+        self._trainer, self._started, self._stack = trainer, started, ExitStack()
+        self._sent = np.zeros_like(trainer.exchange.ledger.sent)
+
+    def __enter__(self) -> Journal:
+        t = self._trainer
+        with t.world.agreed():
+            if t.world.is_root:
+                resume_step = t.step if t.resumed is not None else None
+                if t.resumed is not None:
+                    restore_metrics(t.output / METRICS_NAME, t.resumed.metrics)
+                self._metrics = self._stack.enter_context(MetricsLog(t.output / METRICS_NAME, resume_step))
+                self._timings = self._stack.enter_context(MetricsLog(t.output / TIMINGS_NAME, resume_step))
+                self._progress = self._stack.enter_context(Progress(t.settings.steps, t.step))
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def write(self, report: StepReport, n_points: int) -> None:
+        """Collective. Write the lines of the step just done."""
+        t = self._trainer
+        # Not at the last step: a run that is gone on with must leave the lines of one that never stopped.
+        due = t.step % t.settings.log_every == 0 or t.step == 1
+        if t.world.is_root:
+            self._progress.update(t.step, report.loss, n_points)
+            if report.edit is not None:
+                edit = {k: v for k, v in dataclasses.asdict(report.edit).items() if v and k != "n_points"}
+                self._metrics.write(t.step, n_points=n_points, edit=edit)
+            if due:
+                self._metrics.write(t.step, loss=report.loss, l1=report.l1, ssim=report.ssim, n_points=n_points,
+                                    n_scope=report.n_scope)
+        if due:
+            self._write_ranks()
+
+    def _write_ranks(self) -> None:
+        """Collective. Write bytes and times of all ranks."""
+        t = self._trainer
+        phases = t.timer.seconds()
+        if t.world.size > 1:
+            names = sorted(set().union(*t.world.collect(tuple(phases))))
+            ledger = t.exchange.ledger.sent
+            sent = t.world.sum(ledger - self._sent)
+            self._sent = ledger.copy()
+            times = t.world.stack(np.array([phases.get(name, 0.0) for name in names]))
+            table = {name: [round(float(f(times[:, i])), 4) for f in (np.min, np.mean, np.max)]
+                     for i, name in enumerate(names)}
+            if t.world.is_root:
+                self._metrics.write(t.step, exchange=as_table(sent))
+        else:
+            table = {name: round(seconds, 4) for name, seconds in phases.items()}
+        if t.world.is_root:
+            self._timings.write(t.step, seconds=round(time.monotonic() - self._started, 3), phases=table)
+
+
+def make_exchange(world: World, renderer: PointRenderer, settings: Settings) -> Exchange:
+    """Return the exchange of a run as its settings say."""
+    return Exchange(world, renderer.splat_fields, renderer.gradient_fields, settings.exchange.codec,
+                    parse_overrides(settings.exchange.fields))
+
+
+def make_sampler(scene: Scene, settings: Settings, homes: np.ndarray) -> EpochSampler | StratifiedSampler:
+    """Return the order of views; ``homes`` (V,) is the rank that each training view lies in."""
+    if settings.batches == "stratified":
+        return StratifiedSampler(scene.train_idx, settings.views_per_step, settings.seed, homes)
+    return EpochSampler(scene.train_idx, settings.views_per_step, settings.seed)
+
+
+def read_metrics(path: Path) -> tuple[str, ...]:
+    """Return the lines of ``metrics.jsonl`` that do not depend on the number of ranks."""
+    lines = path.read_text(encoding="utf-8").splitlines()
+    return tuple(line for line in lines if '"exchange"' not in line)
+
+
+def restore_metrics(path: Path, lines: Sequence[str]) -> None:
+    """Write ``metrics.jsonl`` from a checkpoint's lines if the file is gone."""
+    if lines and not path.exists():
+        write_text(path, "".join(f"{line}\n" for line in lines))
 
 
 def refuse_divergence(report: StepReport, step: int, views: Sequence[View]) -> None:
@@ -218,51 +331,6 @@ def refuse_divergence(report: StepReport, step: int, views: Sequence[View]) -> N
         names = ", ".join(view.name for view in views[:3]) + (" …" if len(views) > 3 else "")
         raise GaianError(f"step {step}: the loss of {names} is {report.loss}; check the start points for huge values, "
                          "or lower --optimizer.lr_scale (checkpoints written before this step are sound)")
-
-
-def determined_points(scene: Scene) -> int:
-    """Return how many points the training pictures can determine: one per :data:`PIXELS_PER_POINT` pixels."""
-    pixels = sum(scene.views[i].width * scene.views[i].height for i in scene.train_idx.tolist())
-    return pixels // PIXELS_PER_POINT
-
-
-def start_points(scene: Scene, settings: Settings, attributes: tuple[Attribute, ...]) -> PointStore:
-    """Return the points of a fresh run, with ids 0 … N − 1."""
-    mode, ply = settings.data.init, None
-    if mode not in ("sfm", "random"):
-        start = load_start(mode)
-        if isinstance(start, GaussianStart):
-            return _from_gaussians(start, mode, attributes)
-        mode, ply = "ply", (start.positions, start.colors)
-    cloud = cloud_from_scene(scene, mode, settings.data.n_random, settings.seed, ply)
-    n = len(cloud.positions)
-    return PointStore(attributes, {a.name: a.init(cloud) for a in attributes}, np.arange(n), n)
-
-
-def _from_gaussians(start: GaussianStart, path: str, attributes: tuple[Attribute, ...]) -> PointStore:
-    """Take Gaussians as they are; SH bands are cut, or filled with zeros, to the method's degree."""
-    n, raw = len(start.raw["means"]), {}
-    for a in attributes:
-        if a.name not in start.raw:
-            raise SettingsError(f"{path}: Gaussians have no {a.name}, which this method trains; use plain points")
-        raw[a.name] = start.raw[a.name]
-        if a.name == "sh":
-            k = a.shape[0]
-            raw["sh"] = np.zeros((n, k, 3), np.float32)
-            kept = min(k, start.raw["sh"].shape[1])
-            raw["sh"][:, :kept] = start.raw["sh"][:, :kept]
-    return PointStore(attributes, raw, np.arange(n), n)
-
-
-def scene_fingerprint(scene: Scene) -> str:
-    """Return a SHA-256 of the views' names, sizes, poses and splits, which identifies what a run was trained on."""
-    h = hashlib.sha256()
-    for view in scene.views:
-        h.update(f"{view.name}\0{view.width}x{view.height}\0{view.time!r}\0".encode())
-        h.update(np.ascontiguousarray(view.viewmat, np.float32).tobytes())
-        h.update(np.ascontiguousarray(view.K, np.float32).tobytes())
-    h.update(np.asarray(scene.train_idx, np.int64).tobytes())
-    return h.hexdigest()
 
 
 @contextmanager

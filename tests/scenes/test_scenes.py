@@ -16,7 +16,8 @@ from gaian_hpc.points.init import point_spacing
 from gaian_hpc.points.store import PointStore
 from gaian_hpc.renderers.base import build_renderer
 from gaian_hpc.renderers.gaussian3d import Options
-from gaian_hpc.training.trainer import Trainer, open_scene
+from gaian_hpc.training.start import open_scene
+from gaian_hpc.training.trainer import Trainer
 
 pytestmark = pytest.mark.scenes
 

@@ -91,6 +91,10 @@ def _attributes(o: Options) -> tuple[Attribute, ...]:
 
 DEFAULT_OPTIONS = Options()
 
+# Gradients of colour and opacity mean the same in every view; those in pixels do not.
+GRADIENT_FIELDS = (Field("means2d", (2,), "int8"), Field("conics", (3,), "int8"), Field("depths", (), "int8"),
+                   Field("opacities", (), "int8", additive=True), Field("colors", (3,), "int8", additive=True))
+
 
 class Gaussian3D:
     """3D Gaussian Splatting on the cpu backend; see :class:`gaian_hpc.renderers.base.PointRenderer`.
@@ -108,8 +112,10 @@ class Gaussian3D:
 
     name = "gaussian3d"
     Options = Options
-    splat_fields = (Field("means2d", (2,)), Field("conics", (3,)), Field("depths"), Field("colors", (3,)),
-                    Field("opacities"), Field("radii", (2,)))
+    # Forms that lose more than 16-bit floats would shift splats by half a pixel or more; colours bear it.
+    splat_fields = (Field("means2d", (2,), "fp16", in_pixels=True), Field("conics", (3,), "fp16"),
+                    Field("depths", (), "fp16"), Field("colors", (3,), "int8"), Field("opacities", (), "int8"),
+                    Field("radii", (2,), "fp16"))
 
     def __init__(self, options: Options = DEFAULT_OPTIONS, backend: str = "cpu", *, absgrad: bool = False,
                  degree: int | None = None):
@@ -118,6 +124,7 @@ class Gaussian3D:
         self.absgrad = absgrad
         self.degree = options.sh_degree if degree is None else degree
         self.attributes = _attributes(options)
+        self.gradient_fields = GRADIENT_FIELDS + ((Field("absgrad", (2,), "int8"),) if absgrad else ())
 
     def at_degree(self, degree: int) -> Gaussian3D:
         """Return this renderer with ``degree`` active SH bands (at most ``options.sh_degree``)."""

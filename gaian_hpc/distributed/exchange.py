@@ -1,0 +1,296 @@
+"""Splats from their owners to where they are rendered, and their gradients back, by one plan.
+
+A unit of views is cut into patches; rank r reads counts[r, p] splats of patch p from its own shard, and renders[p] is the
+rank that renders the patch. Both are known alike on every rank, so no message says how long it is. A pair (splat, patch)
+crosses once each way. Splats of a patch are merged by their ids: what a patch is made of does not depend on who sent what.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from ..arrays import ArrayTable, Field
+from .codecs import Feedback, codec_of, decode, encode, encoded_bytes
+from .ledger import Ledger
+from .world import World, aligned
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """Who sends how many splats where; the same on every rank.
+
+    Attributes
+    ----------
+    counts : (R, P) int64
+        Splats of each patch by owner.
+    renders : (P,) int64
+        Rank that renders each patch.
+    """
+
+    counts: np.ndarray
+    renders: np.ndarray
+
+    def patches_of(self, rank: int) -> np.ndarray:
+        """Return the patches that ``rank`` renders, ascending int64."""
+        return np.flatnonzero(self.renders == rank)
+
+    def pairs(self) -> np.ndarray:
+        """Return (R, R) int64: splats that each owner (row) reads for each render rank (column)."""
+        size = len(self.counts)
+        out = np.zeros((size, size), np.int64)
+        for rank in range(size):
+            out[:, rank] = self.counts[:, self.renders == rank].sum(axis=1)
+        return out
+
+
+@dataclass(frozen=True, slots=True)
+class OwnSplats:
+    """What this rank's shard adds to a unit.
+
+    Attributes
+    ----------
+    ids : (M,) int64
+        Global ids of the splats of all views, view after view.
+    table : ArrayTable of (M, ...)
+    rows : list of (m,) int64, or slice
+        Rows of ``table`` that each of the unit's patches reads, in the order of their ids.
+    centers : (P, 2) float32
+        Middle of each patch in pixels.
+    """
+
+    ids: np.ndarray
+    table: ArrayTable
+    rows: Sequence[np.ndarray | slice]
+    centers: np.ndarray
+
+
+@dataclass(frozen=True, slots=True)
+class PatchSplats:
+    """The splats of one patch in the order of their ids, and where they came from.
+
+    Attributes
+    ----------
+    index : int
+        Patch within the unit.
+    table : ArrayTable of (m, ...)
+    ids : (m,) int64
+    order : (m,) int64 or None
+        Positions of these rows among those of all sources one after another; None where these are in order.
+    """
+
+    index: int
+    table: ArrayTable
+    ids: np.ndarray
+    order: np.ndarray | None
+
+    def by_source(self, values: np.ndarray) -> np.ndarray:
+        """Return rows of this table in the order of their sources."""
+        if self.order is None:
+            return values
+        out = np.empty_like(values)
+        out[self.order] = values
+        return out
+
+
+class Fields(Protocol):
+    """What of a renderer crosses ranks."""
+
+    splat_fields: tuple[Field, ...]
+    gradient_fields: tuple[Field, ...]
+
+
+class Exchange:
+    """Moves splats and gradients between the ranks of ``world`` by alltoallv.
+
+    Parameters
+    ----------
+    world : World
+    splat_fields, gradient_fields : tuple of Field
+        What crosses forward and back.
+    codec : str
+        Form of all fields, as far as each allows it.
+    overrides : mapping of str to str
+        Codec by field name, in both directions.
+    """
+
+    def __init__(self, world: World, splat_fields: tuple[Field, ...], gradient_fields: tuple[Field, ...],
+                 codec: str = "fp32", overrides: Mapping[str, str] | None = None):
+        overrides = overrides or {}
+        self.world, self.ledger = world, Ledger()
+        self.links = world.links()
+        self._forward = Layout(splat_fields, codec, overrides)
+        self._reverse = Layout(gradient_fields, codec, overrides)
+        self._feedback = {f.name: Feedback(f.shape) for f, used in self._reverse.fields
+                          if used == "int8" and f.additive and world.size > 1}
+
+    @classmethod
+    def local(cls, fields: Fields) -> Exchange:
+        """Return the exchange of one rank for a renderer's ``splat_fields`` and ``gradient_fields``."""
+        return cls(World(), fields.splat_fields, fields.gradient_fields)
+
+    def stack(self, phase: str, row: np.ndarray) -> np.ndarray:
+        """Collective. Return the equally shaped arrays of all ranks, (R, …), and count the bytes."""
+        self._count_copies(phase, row)
+        return self.world.stack(row)
+
+    def gather(self, rows: np.ndarray) -> np.ndarray:
+        """Collective. Return the rows of all ranks in rank order, on every rank, and count the bytes."""
+        self._count_copies("points", rows)
+        return self.world.gather(rows)
+
+    def _count_copies(self, phase: str, rows: np.ndarray) -> None:
+        if self.world.size > 1:
+            self.ledger.add(phase, np.full(self.world.size, rows.nbytes) * (self.links > 0), self.links)
+
+    def forward(self, plan: Plan, own: OwnSplats, next_id: int) -> list[PatchSplats]:
+        """Collective. Return the splats of the patches that this rank renders.
+
+        Parameters
+        ----------
+        plan : Plan
+        own : OwnSplats
+        next_id : int
+            All ids are below it; the same on every rank.
+        """
+        rank, pairs = self.world.rank, plan.pairs()
+        id_type = np.dtype(np.uint32 if next_id <= 1 << 32 else np.int64)
+
+        def sizes(counts: np.ndarray) -> np.ndarray:
+            return np.array([self._forward.size(n) + aligned(n * id_type.itemsize) for n in counts.tolist()])
+
+        self.ledger.add("splats", sizes(pairs[rank]), self.links)
+        messages = [self._pack_splats(plan, own, dst, id_type) for dst in range(self.world.size)]
+        received = self.world.alltoall(messages, sizes(pairs[:, rank]))
+        mine = plan.patches_of(rank)
+        parts = [self._unpack_splats(plan, own, src, mine, data, id_type) for src, data in enumerate(received)]
+        return [merge(int(p), [part[i] for part in parts]) for i, p in enumerate(mine)]
+
+    def reverse(self, plan: Plan, patches: Sequence[PatchSplats], v_splats: Sequence[ArrayTable]) -> list[ArrayTable]:
+        """Collective. Return, for every patch of the unit, the gradients of this rank's own rows of it.
+
+        Parameters
+        ----------
+        plan : Plan
+        patches : sequence of PatchSplats
+            As :meth:`forward` returned them.
+        v_splats : sequence of ArrayTable
+            Gradients of their rows.
+        """
+        rank, size, pairs = self.world.rank, self.world.size, plan.pairs()
+        segments = [self._segments(plan, patch, v) for patch, v in zip(patches, v_splats, strict=True)]
+        messages = [self._pack_gradients([s[owner] for s in segments]) if owner != rank else []
+                    for owner in range(size)]
+        self.ledger.add("gradients", np.array([self._reverse.size(n) for n in pairs[:, rank].tolist()]), self.links)
+        sizes = np.array([self._reverse.size(n) for n in pairs[rank].tolist()])
+        received = self.world.alltoall(messages, sizes)
+        out: list[ArrayTable | None] = [None] * len(plan.renders)
+        for src, data in enumerate(received):
+            indices = plan.patches_of(src)
+            if src == rank:
+                tables = [s[rank][1] for s in segments]
+            else:
+                tables = split(self._reverse.unpack(data, int(pairs[rank, src])), plan.counts[rank, indices])
+            for p, table in zip(indices.tolist(), tables, strict=True):
+                out[p] = table
+        return out
+
+    def _pack_splats(self, plan: Plan, own: OwnSplats, dst: int, id_type: np.dtype) -> list[np.ndarray]:
+        patches = plan.patches_of(dst)
+        if dst == self.world.rank or len(patches) == 0:
+            return []
+        every = np.arange(own.table.n_rows)
+        rows = np.concatenate([every[own.rows[p]] for p in patches.tolist()])
+        if len(rows) == 0:
+            return []
+        centers = np.repeat(own.centers[patches], plan.counts[self.world.rank, patches], axis=0)
+        columns = {name: x[rows] for name, x in own.table.items()}
+        return [own.ids[rows].astype(id_type).view(np.uint8), *self._forward.pack(columns, centers)]
+
+    def _unpack_splats(self, plan: Plan, own: OwnSplats, src: int, mine: np.ndarray, data: np.ndarray,
+                       id_type: np.dtype) -> list[tuple[np.ndarray, ArrayTable]]:
+        """Return ids and splats from ``src`` for each of this rank's patches."""
+        if src == self.world.rank:
+            return [(own.ids[own.rows[p]], own.table.take(own.rows[p])) for p in mine.tolist()]
+        counts = plan.counts[src, mine]
+        n = int(counts.sum())
+        ids = data[:n * id_type.itemsize].view(id_type).astype(np.int64)
+        centers = np.repeat(own.centers[mine], counts, axis=0)
+        table = self._forward.unpack(data[aligned(n * id_type.itemsize):], n, centers)
+        ends = np.cumsum(counts)
+        return [(ids[stop - k:stop], part) for stop, k, part in zip(ends, counts, split(table, counts), strict=True)]
+
+    def _segments(self, plan: Plan, patch: PatchSplats, v: ArrayTable) -> list[tuple[np.ndarray, ArrayTable]]:
+        """Return ids and gradients of a patch by owner."""
+        counts = plan.counts[:, patch.index]
+        ids = patch.by_source(patch.ids)
+        table = ArrayTable({f.name: patch.by_source(v[f.name]) for f, _ in self._reverse.fields}, v.n_rows)
+        ends = np.cumsum(counts)
+        return [(ids[stop - k:stop], part) for stop, k, part in zip(ends, counts, split(table, counts), strict=True)]
+
+    def _pack_gradients(self, parts: list[tuple[np.ndarray, ArrayTable]]) -> list[np.ndarray]:
+        if not parts:
+            return []
+        ids = np.concatenate([i for i, _ in parts])
+        if len(ids) == 0:
+            return []
+        columns = {f.name: np.concatenate([t[f.name] for _, t in parts]) for f, _ in self._reverse.fields}
+        for name, feedback in self._feedback.items():
+            columns[name] = feedback.add(ids, columns[name])
+        pieces = self._reverse.pack(columns)
+        for (field, codec), piece in zip(self._reverse.fields, pieces, strict=True):
+            if field.name in self._feedback:
+                arrived = decode(piece, len(ids), field.shape, codec)
+                self._feedback[field.name].keep(ids, columns[field.name] - arrived)
+        return pieces
+
+
+class Layout:
+    """The fields of a message, each with its codec, one after another."""
+
+    def __init__(self, fields: tuple[Field, ...], wanted: str, overrides: Mapping[str, str]):
+        self.fields = tuple((f, overrides.get(f.name) or codec_of(f, wanted)) for f in fields)
+
+    def size(self, n_rows: int) -> int:
+        """Return the bytes of ``n_rows`` rows."""
+        return sum(aligned(encoded_bytes(n_rows * f.width, codec)) for f, codec in self.fields)
+
+    def pack(self, columns: Mapping[str, np.ndarray], centers: np.ndarray | None = None) -> list[np.ndarray]:
+        """Return the pieces of a message; pixel positions that lose digits are taken relative to ``centers``."""
+        return [encode(columns[f.name] - centers if self._moved(f, codec, centers) else columns[f.name], codec)
+                for f, codec in self.fields]
+
+    def unpack(self, data: np.ndarray, n_rows: int, centers: np.ndarray | None = None) -> ArrayTable:
+        """Return the rows of a message."""
+        columns, at = {}, 0
+        for f, codec in self.fields:
+            n_bytes = encoded_bytes(n_rows * f.width, codec)
+            values = decode(data[at:at + n_bytes], n_rows, f.shape, codec)
+            columns[f.name] = values + centers if self._moved(f, codec, centers) else values
+            at += aligned(n_bytes)
+        return ArrayTable(columns, n_rows)
+
+    @staticmethod
+    def _moved(field: Field, codec: str, centers: np.ndarray | None) -> bool:
+        return field.in_pixels and codec != "fp32" and centers is not None
+
+
+def split(table: ArrayTable, counts: np.ndarray) -> list[ArrayTable]:
+    """Return consecutive parts of ``counts`` rows each, without copying."""
+    ends = np.cumsum(counts).tolist()
+    return [ArrayTable({name: x[stop - n:stop] for name, x in table.items()}, n)
+            for stop, n in zip(ends, counts.tolist(), strict=True)]
+
+
+def merge(index: int, parts: Sequence[tuple[np.ndarray, ArrayTable]]) -> PatchSplats:
+    """Return the splats of a patch, given by source in ascending ids, in the order of their ids."""
+    filled = [part for part in parts if len(part[0])] or [parts[0]]
+    if len(filled) == 1:
+        return PatchSplats(index, filled[0][1], filled[0][0], None)
+    ids = np.concatenate([i for i, _ in filled])
+    order = np.argsort(ids, kind="stable")
+    table = ArrayTable({name: np.concatenate([t[name] for _, t in filled])[order] for name in filled[0][1]}, len(ids))
+    return PatchSplats(index, table, ids[order], order)

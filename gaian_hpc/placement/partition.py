@@ -1,0 +1,183 @@
+"""Offline placement: which rank owns which cell (Gaian, "offline placement": first across hosts, then across a host's ranks).
+
+Partitioning of the graph whose vertices are cells and patches, an edge weighing the splats of a cell that a patch
+reads: a part is what a rank owns and renders, and the cut is what crosses ranks.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import numpy as np
+
+from ..errors import PlacementError
+from .profile import Profile, row_starts
+
+UNIT = 1 << 20  # weights are whole numbers with this sum
+EDGES = 2_000_000  # more are sampled by view: the cut of a fraction of the views is that of all, nearly
+
+
+def partition(profile: Profile, hosts: np.ndarray, *, method: Literal["metis", "morton", "random"] = "metis",
+              work_share: float = 0.5, points_slack: float = 1.5, seed: int = 0,
+              targets: np.ndarray | None = None) -> np.ndarray:
+    """Return the rank that owns each cell; the same for the same input.
+
+    Parameters
+    ----------
+    profile : Profile
+        Cells in the order of a space-filling curve.
+    hosts : (R,) int
+        Host of each rank; hosts may have different numbers of ranks.
+    method : {"metis", "morton", "random"}
+        ``morton`` cuts the curve, ``random`` deals cells out as other systems deal out points.
+    work_share : float in [0, 1]
+        How far a rank's load is measured by the splats that are read of its cells, rather than by its points.
+    points_slack : float
+        Points of a rank, over the mean, that the load may lead to; work counts less until this holds.
+    seed : int
+    targets : (R,) float, optional
+        Wanted share of each rank; equal by default.
+
+    Returns
+    -------
+    (G,) int64
+
+    Raises
+    ------
+    PlacementError
+        If the method is not known.
+    """
+    hosts = np.asarray(hosts, np.int64)
+    wanted = np.ones(len(hosts)) if targets is None else np.asarray(targets, np.float64)
+    wanted = wanted / wanted.sum()
+    if method == "random":
+        return _random(profile, wanted, seed)
+    if method not in ("morton", "metis"):
+        raise PlacementError(f"placement method is {method!r}; it must be metis, morton or random")
+    share = work_share
+    while True:
+        weights = load(profile, share)
+        owners = _morton(weights, wanted) if method == "morton" else _metis(profile, hosts, wanted, weights, seed)
+        points = np.bincount(owners, weights=profile.cell_sizes, minlength=len(hosts)) / profile.cell_sizes.sum()
+        if share == 0 or (points / wanted).max() <= points_slack:
+            return owners
+        share = share * 0.75 if share > 0.05 else 0.0
+
+
+def load(profile: Profile, work_share: float) -> np.ndarray:
+    """Return the load of each cell, (G,) float64 of sum 1: its points and the splats read of it, mixed."""
+    points, work = profile.cell_sizes / max(profile.cell_sizes.sum(), 1), profile.read_work()
+    if work.sum() == 0:
+        return points
+    return (1 - work_share) * points + work_share * work / work.sum()
+
+
+def relabel(owners: np.ndarray, before: np.ndarray, sizes: np.ndarray, hosts: np.ndarray) -> np.ndarray:
+    """Return the placement with its parts renamed so that few points move: hosts as a whole first, then ranks of a host.
+
+    Parameters
+    ----------
+    owners, before : (G,) int
+        New placement, and the rank that holds most of each cell now.
+    sizes : (G,) int64
+        Points of each cell.
+    hosts : (R,) int
+        Host of each rank. Hosts trade places with hosts of as many ranks only.
+    """
+    hosts = np.unique(np.asarray(hosts), return_inverse=True)[1]
+    n_hosts, size = hosts.max() + 1, len(hosts)
+    n_ranks = np.bincount(hosts)
+    kept = _overlap(hosts[owners], hosts[before], sizes, n_hosts)
+    kept[n_ranks[:, None] != n_ranks[None, :]] = -1
+    host_name = _best(kept)
+    within = _overlap(owners, before, sizes, size)
+    names = np.empty(size, np.int64)
+    for host in range(n_hosts):
+        new, old = np.flatnonzero(hosts == host), np.flatnonzero(hosts == host_name[host])
+        names[new] = old[_best(within[np.ix_(new, old)])]
+    return names[owners]
+
+
+def _overlap(a: np.ndarray, b: np.ndarray, sizes: np.ndarray, n: int) -> np.ndarray:
+    return np.bincount(a.astype(np.int64) * n + b, weights=sizes, minlength=n * n).reshape(n, n)
+
+
+def _best(kept: np.ndarray) -> np.ndarray:
+    from scipy.optimize import linear_sum_assignment
+
+    return linear_sum_assignment(kept, maximize=True)[1]
+
+
+def _random(profile: Profile, wanted: np.ndarray, seed: int) -> np.ndarray:
+    """Deal cells out at random, each rank its share of points."""
+    order = np.random.default_rng(seed).permutation(profile.n_cells)
+    owners = np.empty(profile.n_cells, np.int64)
+    owners[order] = _cut(profile.cell_sizes[order] / max(profile.cell_sizes.sum(), 1), wanted)
+    return owners
+
+
+def _morton(weights: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    return _cut(weights, wanted)
+
+
+def _cut(weights: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Cut a row of weights into consecutive parts of the wanted shares."""
+    middle = np.cumsum(weights) - weights / 2
+    return np.searchsorted(np.cumsum(wanted)[:-1] * weights.sum(), middle, side="right").astype(np.int64)
+
+
+def _metis(profile: Profile, hosts: np.ndarray, wanted: np.ndarray, weights: np.ndarray, seed: int) -> np.ndarray:
+    """Partition cells and patches together, first over hosts, then each host's over its ranks."""
+    patch, cell, count = _edges(profile)
+    names = np.unique(hosts)
+    owners = np.zeros(profile.n_cells, np.int64)
+    shares = np.array([wanted[hosts == name].sum() for name in names])
+    cell_part, patch_part = _bisect(patch, cell, count, weights, shares, seed)
+    for i, name in enumerate(names):
+        ranks = np.flatnonzero(hosts == name)
+        mine = np.flatnonzero(cell_part == i)
+        if len(ranks) == 1 or len(mine) == 0:
+            owners[mine] = ranks[0]
+            continue
+        inside = (cell_part[cell] == i) & (patch_part[patch] == i)
+        number = np.full(profile.n_cells, -1)
+        number[mine] = np.arange(len(mine))
+        parts, _ = _bisect(patch[inside], number[cell[inside]], count[inside], weights[mine], wanted[ranks], seed)
+        owners[mine] = ranks[parts]
+    return owners
+
+
+def _edges(profile: Profile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return patch, cell and splats of the entries of every k-th view, k so that they are few enough."""
+    patch = profile.patch_of_entry()
+    every = -(-len(patch) // EDGES)
+    view = profile.patch_view[patch]
+    kept = view % every == 0 if every > 1 else slice(None)
+    return patch[kept], profile.cells[kept].astype(np.int64), profile.counts[kept]
+
+
+def _bisect(patch: np.ndarray, cell: np.ndarray, count: np.ndarray, weights: np.ndarray, shares: np.ndarray,
+            seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Return the parts of cells (all of ``weights``) and of patches, by METIS on their graph."""
+    import pymetis
+
+    n_parts, n_cells = len(shares), len(weights)
+    names, patch_idx = np.unique(patch, return_inverse=True)
+    patch_part = np.zeros(int(patch.max()) + 1 if len(patch) else 0, np.int64)
+    if n_parts == 1:
+        return np.zeros(n_cells, np.int64), patch_part
+    if n_cells <= n_parts or len(patch) == 0:
+        return _cut(weights, shares / shares.sum()), patch_part
+    n = n_cells + len(names)
+    rows = np.concatenate([cell, patch_idx + n_cells])
+    order = np.argsort(rows, kind="stable")
+    columns = np.concatenate([patch_idx + n_cells, cell])[order]
+    edge_weights = np.concatenate([count, count])[order]
+    scaled = np.concatenate([np.maximum(np.rint(weights / weights.sum() * UNIT), 1), np.zeros(len(names))])
+    options = pymetis.Options(seed=seed, ufactor=30)
+    _, parts = pymetis.part_graph(n_parts, xadj=row_starts(rows, n), adjncy=columns, vweights=scaled.astype(np.int64),
+                                  eweights=edge_weights.astype(np.int64), tpwgts=(shares / shares.sum()).tolist(),
+                                  recursive=False, options=options)
+    parts = np.asarray(parts, np.int64)
+    patch_part[names] = parts[n_cells:]
+    return parts[:n_cells], patch_part

@@ -1,0 +1,168 @@
+"""The access profile of a scene: which image patches read which cells of points (Gaian, "access profiling")."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ..arrays import ArrayTable, View
+from ..data.patches import make_patches
+from ..errors import PlacementError
+from ..renderers.base import PointRenderer
+
+
+@dataclass(frozen=True, slots=True)
+class Profile:
+    """Cells × patches → points read, by rows of patches (compressed sparse rows).
+
+    Attributes
+    ----------
+    cell_sizes : (G,) int64
+        Points of each cell.
+    cell_centers : (G, 3) float32, world units
+    indptr : (P + 1,) int64
+    cells : (E,) int32
+        Cells that a patch reads.
+    counts : (E,) int64
+        Points of the cell that it reads.
+    patch_view : (P,) int32, ascending
+        View of each patch.
+    pixels : (P,) int64
+        Pixels of each patch; zero where they are not known.
+    """
+
+    cell_sizes: np.ndarray
+    cell_centers: np.ndarray
+    indptr: np.ndarray
+    cells: np.ndarray
+    counts: np.ndarray
+    patch_view: np.ndarray
+    pixels: np.ndarray
+
+    @property
+    def n_cells(self) -> int:
+        return len(self.cell_sizes)
+
+    @property
+    def n_patches(self) -> int:
+        return len(self.patch_view)
+
+    @property
+    def n_views(self) -> int:
+        return int(self.patch_view[-1]) + 1 if len(self.patch_view) else 0
+
+    def patch_of_entry(self) -> np.ndarray:
+        """Return the patch of each entry, (E,) int64."""
+        return np.repeat(np.arange(self.n_patches), np.diff(self.indptr))
+
+    def read_work(self) -> np.ndarray:
+        """Return how many splats of each cell are read over all patches, (G,) float64."""
+        return np.bincount(self.cells, weights=self.counts, minlength=self.n_cells)
+
+    def owned(self, owners: np.ndarray, size: int) -> np.ndarray:
+        """Return the splats of each rank that each patch reads, (P, size) int64, for cells owned by ``owners`` (G,)."""
+        key = self.patch_of_entry() * size + owners[self.cells]
+        return np.bincount(key, weights=self.counts, minlength=self.n_patches * size).astype(np.int64).reshape(-1, size)
+
+    def coarser(self, side: int, factor: int) -> Profile:
+        """Return the profile over patches of ``factor`` × ``factor`` of a ``side`` × ``side`` grid per view.
+
+        Raises
+        ------
+        PlacementError
+            If views do not have such a grid, or ``factor`` does not divide it.
+        """
+        if self.n_patches != self.n_views * side * side or side % factor:
+            raise PlacementError(f"patches of {side} x {side} a view cannot be joined by {factor} x {factor}")
+        number = np.arange(self.n_patches) % (side * side)
+        row, column, new_side = number // side // factor, number % side // factor, side // factor
+        joined = self.patch_view.astype(np.int64) * new_side**2 + row * new_side + column
+        return self._regrouped(joined, self.n_views * new_side**2)
+
+    def whole_views(self) -> Profile:
+        """Return the profile over whole views; a point that several patches read counts in each."""
+        return self._regrouped(self.patch_view.astype(np.int64), self.n_views)
+
+    def _regrouped(self, group: np.ndarray, n_groups: int) -> Profile:
+        keys, inverse = np.unique(group[self.patch_of_entry()] * self.n_cells + self.cells, return_inverse=True)
+        counts = np.bincount(inverse, weights=self.counts).astype(np.int64)
+        view = np.zeros(n_groups, np.int32)
+        view[group] = self.patch_view
+        pixels = np.bincount(group, weights=self.pixels, minlength=n_groups).astype(np.int64)
+        return Profile(self.cell_sizes, self.cell_centers, row_starts(keys // self.n_cells, n_groups),
+                       (keys % self.n_cells).astype(np.int32), counts, view, pixels)
+
+
+def row_starts(rows: np.ndarray, n_rows: int) -> np.ndarray:
+    """Return where each row begins in ascending ``rows``, and their end, (n_rows + 1,) int64."""
+    return np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=n_rows))]).astype(np.int64)
+
+
+def count_access(renderer: PointRenderer, points: ArrayTable, cell_idx: np.ndarray, n_cells: int,
+                 views: Sequence[View], patch_size: int, every: int = 1) -> Profile:
+    """Return which patches of ``views`` read which cells, by projecting the points.
+
+    Parameters
+    ----------
+    renderer : PointRenderer
+    points : ArrayTable of (N, ...)
+        Activated values.
+    cell_idx : (N,) int32
+        Cell of each point.
+    n_cells : int
+    views : sequence of View
+    patch_size : int, pixels
+    every : int
+        Follow every k-th point and count it k times.
+
+    Returns
+    -------
+    Profile
+        ``patch_view`` counts positions in ``views``. A splat counts in every patch that its footprint reaches.
+    """
+    chosen = np.arange(every // 2, len(cell_idx), every)
+    sample, cells = points.take(chosen), cell_idx[chosen].astype(np.int64)
+    keys, counts, patch_view, pixels = [], [], [], []
+    n_patches = 0
+    for v, view in enumerate(views):
+        rows = renderer.cull(view, sample)
+        boxes = renderer.footprints(view, renderer.splat(view, sample, rows))
+        patches = make_patches(view, patch_size)
+        hits = [np.flatnonzero((boxes[:, 0] <= p.x1) & (boxes[:, 2] >= p.x0) & (boxes[:, 1] <= p.y1)
+                               & (boxes[:, 3] >= p.y0)) for p in patches]
+        patch = np.repeat(n_patches + np.arange(len(patches)), [len(h) for h in hits])
+        key, n = np.unique(patch * n_cells + cells[rows[np.concatenate(hits)]], return_counts=True)
+        keys.append(key)
+        counts.append(n * every)
+        patch_view += [v] * len(patches)
+        pixels += [p.width * p.height for p in patches]
+        n_patches += len(patches)
+    key = np.concatenate([np.empty(0, np.int64), *keys])
+    return Profile(np.bincount(cell_idx, minlength=n_cells), centers(points["means"], cell_idx, n_cells),
+                   row_starts(key // n_cells, n_patches), (key % n_cells).astype(np.int32),
+                   np.concatenate([np.empty(0, np.int64), *counts]), np.array(patch_view, np.int32),
+                   np.array(pixels, np.int64))
+
+
+def centers(means: np.ndarray, cell_idx: np.ndarray, n_cells: int) -> np.ndarray:
+    """Return the mean position of each cell's points, (G, 3) float32; zero where it has none."""
+    n = np.maximum(np.bincount(cell_idx, minlength=n_cells), 1)
+    sums = [np.bincount(cell_idx, weights=means[:, i].astype(np.float64), minlength=n_cells) for i in range(3)]
+    return (np.stack(sums, axis=1) / n[:, None]).astype(np.float32)
+
+
+def merge(profiles: Sequence[Profile]) -> Profile:
+    """Return the profile of all points together from those of disjoint parts, over the same cells and patches."""
+    first = profiles[0]
+    if len(profiles) == 1:
+        return first
+    n_cells, n_patches = first.n_cells, first.n_patches
+    key = np.concatenate([p.patch_of_entry() * n_cells + p.cells for p in profiles])
+    keys, inverse = np.unique(key, return_inverse=True)
+    counts = np.bincount(inverse, weights=np.concatenate([p.counts for p in profiles])).astype(np.int64)
+    sizes = np.stack([p.cell_sizes for p in profiles])
+    middle = sum(p.cell_centers * p.cell_sizes[:, None] for p in profiles) / np.maximum(sizes.sum(axis=0), 1)[:, None]
+    return Profile(sizes.sum(axis=0), middle.astype(np.float32), row_starts(keys // n_cells, n_patches),
+                   (keys % n_cells).astype(np.int32), counts, first.patch_view, first.pixels)

@@ -1,0 +1,117 @@
+"""Pixels beside the borders of patches: SSIM's window looks over them, wherever the neighbour is rendered."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+
+import numpy as np
+
+from ..arrays import Field, Patch
+from ..distributed.codecs import codec_of, decode, encode, encoded_bytes
+from ..distributed.exchange import Exchange, Plan
+from ..distributed.world import aligned
+from .loss import Region
+from .unit import Unit
+
+PIXELS = Field("pixels", (3,), "fp16")
+
+
+@lru_cache(maxsize=64)
+def neighbours(grid: tuple[tuple[int, int, int, int], ...], width: int, height: int) -> np.ndarray:
+    """Return (K, 6) int64 rows p, q, y0, y1, x0, x1: the pixels of patch q that lie in the margin of patch p.
+
+    Parameters
+    ----------
+    grid : tuple of (x0, y0, x1, y1)
+        Patches of a view.
+    width, height : int
+        Of the view, pixels.
+    """
+    boxes = np.array(grid, np.int64)
+    regions = [Region.around(*box, width, height) for box in grid]
+    inner = np.array([[r.columns.start, r.rows.start, r.columns.stop, r.rows.stop] for r in regions], np.int64)
+    low = np.maximum(inner[:, None, :2], boxes[None, :, :2])
+    high = np.minimum(inner[:, None, 2:], boxes[None, :, 2:])
+    meets = (low < high).all(axis=2)
+    np.fill_diagonal(meets, False)
+    p, q = np.nonzero(meets)
+    return np.column_stack([p, q, low[p, q, 1], high[p, q, 1], low[p, q, 0], high[p, q, 0]])
+
+
+def unit_neighbours(unit: Unit) -> np.ndarray:
+    """Return :func:`neighbours` of all views, (K, 6) int64, with patches counted within the unit."""
+    parts = []
+    for v, view in enumerate(unit.views):
+        numbers = unit.patches_of(v)
+        grid = tuple((p.x0, p.y0, p.x1, p.y1) for p in unit.patches[numbers.start:numbers.stop])
+        parts.append(neighbours(grid, view.width, view.height) + np.array([numbers.start] * 2 + [0] * 4))
+    return np.concatenate(parts)
+
+
+def exchange_margins(exchange: Exchange, plan: Plan, unit: Unit, images: Mapping[int, np.ndarray],
+                     codec: str) -> dict[int, np.ndarray]:
+    """Collective. Return, for each patch rendered here, its region (3, h, w) float32 with its neighbours' pixels.
+
+    Parameters
+    ----------
+    images : mapping of int to (3, h, w) float32
+        The patches rendered here, by their number within the unit.
+    codec : str
+        How pixels cross, as far as their field allows.
+    """
+    rank, codec = exchange.world.rank, codec_of(PIXELS, codec)
+    pairs = unit_neighbours(unit)
+    pairs = pairs[(plan.renders[pairs[:, 0]] == rank) | (plan.renders[pairs[:, 1]] == rank)]
+    to, origin = plan.renders[pairs[:, 0]], plan.renders[pairs[:, 1]]
+    regions = {p: Region.of(unit.patches[p]) for p in images}
+    canvases = {p: _canvas(regions[p], image) for p, image in images.items()}
+    for p, q, *box in pairs[(to == rank) & (origin == rank)].tolist():
+        _window(canvases[p], regions[p], box)[:] = _cut(images[q], unit.patches[q], box)
+    if exchange.world.size > 1:
+        _receive(exchange, unit, pairs, to, origin, images, canvases, codec)
+    return canvases
+
+
+def _canvas(region: Region, image: np.ndarray) -> np.ndarray:
+    """Return the pixels of a region, those of its patch filled in."""
+    shape = (3, region.rows.stop - region.rows.start, region.columns.stop - region.columns.start)
+    if shape == image.shape:
+        return image
+    canvas = np.empty(shape, np.float32)
+    canvas[:, region.top:region.top + image.shape[1], region.left:region.left + image.shape[2]] = image
+    return canvas
+
+
+def _window(canvas: np.ndarray, region: Region, box: list[int]) -> np.ndarray:
+    """Return the view of a region's pixels (3, h, w) that ``box`` y0, y1, x0, x1 of the picture covers."""
+    y, x = region.rows.start, region.columns.start
+    return canvas[:, box[0] - y:box[1] - y, box[2] - x:box[3] - x]
+
+
+def _cut(image: np.ndarray, patch: Patch, box: list[int]) -> np.ndarray:
+    return image[:, box[0] - patch.y0:box[1] - patch.y0, box[2] - patch.x0:box[3] - patch.x0]
+
+
+def _receive(exchange: Exchange, unit: Unit, pairs: np.ndarray, to: np.ndarray, origin: np.ndarray,
+             images: Mapping[int, np.ndarray], canvases: Mapping[int, np.ndarray], codec: str) -> None:
+    """Send margins to other ranks and write those from them into ``canvases``."""
+    rank, size = exchange.world.rank, exchange.world.size
+    n_values = 3 * (pairs[:, 3] - pairs[:, 2]) * (pairs[:, 5] - pairs[:, 4])
+    messages, incoming, sources = [], [], []
+    for other in range(size):
+        sent = pairs[(origin == rank) & (to == other)] if other != rank else pairs[:0]
+        flat = [_cut(images[q], unit.patches[q], box).reshape(-1) for _, q, *box in sent.tolist()]
+        messages.append([encode(np.concatenate(flat), codec)] if flat else [])
+        sources.append(np.flatnonzero((origin == other) & (to == rank)) if other != rank else np.empty(0, np.int64))
+        incoming.append(encoded_bytes(int(n_values[sources[-1]].sum()), codec))
+    exchange.ledger.add("pixels", np.array([sum(map(len, m)) for m in messages]), exchange.links)
+    received = exchange.world.alltoall(messages, np.array([aligned(n) for n in incoming]))
+    for data, n_bytes, chosen in zip(received, incoming, sources, strict=True):
+        if len(chosen) == 0:
+            continue
+        flat = decode(data[:n_bytes], int(n_values[chosen].sum()), (), codec)
+        for i, values in zip(chosen.tolist(), np.split(flat, np.cumsum(n_values[chosen])[:-1]), strict=True):
+            p, _, *box = pairs[i].tolist()
+            window = _window(canvases[p], Region.of(unit.patches[p]), box)
+            window[:] = values.reshape(window.shape)
