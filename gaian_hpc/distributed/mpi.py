@@ -14,12 +14,13 @@ from .world import LINE, AgreedError, World, aligned, host_name
 
 
 class MpiWorld(World):
-    """All ranks of ``MPI.COMM_WORLD``, on a communicator of their own.
+    """All ranks of a communicator, on a copy of their own.
 
     Parameters
     ----------
     expected : int
-        Ranks that the launcher says it started.
+        Ranks that there must be: as many as the launcher says it started.
+    comm : MPI.Intracomm
 
     Raises
     ------
@@ -28,15 +29,14 @@ class MpiWorld(World):
         threads beside the one that calls it.
     """
 
-    def __init__(self, expected: int):
-        world = MPI.COMM_WORLD
-        if world.Get_size() != expected:
-            raise ExchangeError(f"the launcher started {expected} ranks, but MPI ({_library()}) sees {world.Get_size()}; "
+    def __init__(self, expected: int, comm: MPI.Intracomm = MPI.COMM_WORLD):
+        if comm.Get_size() != expected:
+            raise ExchangeError(f"the launcher started {expected} ranks, but MPI ({_library()}) sees {comm.Get_size()}; "
                                 "use the mpirun or srun --mpi=… that belongs to this MPI")
         if MPI.Query_thread() < MPI.THREAD_FUNNELED:
-            raise ExchangeError(f"rank {world.Get_rank()} of {expected}: MPI ({_library()}) gives no thread level of at "
+            raise ExchangeError(f"rank {comm.Get_rank()} of {expected}: MPI ({_library()}) gives no thread level of at "
                                 "least MPI_THREAD_FUNNELED; unset MPI4PY_RC_THREAD_LEVEL, or use an MPI built with threads")
-        self.comm = world.Dup()
+        self.comm = comm.Dup()
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         first = np.empty(self.size, np.int64)

@@ -72,7 +72,8 @@ def load(profile: Profile, work_share: float) -> np.ndarray:
     return (1 - work_share) * points + work_share * work / work.sum()
 
 
-def relabel(owners: np.ndarray, before: np.ndarray, sizes: np.ndarray, hosts: np.ndarray) -> np.ndarray:
+def relabel(owners: np.ndarray, before: np.ndarray, sizes: np.ndarray, hosts: np.ndarray,
+            targets: np.ndarray | None = None) -> np.ndarray:
     """Return the placement with its parts renamed so that few points move: hosts as a whole first, then ranks of a host.
 
     Parameters
@@ -83,14 +84,15 @@ def relabel(owners: np.ndarray, before: np.ndarray, sizes: np.ndarray, hosts: np
         Points of each cell.
     hosts : (R,) int
         Host of each rank. Hosts trade places with hosts of as many ranks only.
+    targets : (R,) float, optional
+        Wanted share of each rank, as for :func:`partition`; only those that want the same trade places.
     """
     hosts = np.unique(np.asarray(hosts), return_inverse=True)[1]
     n_hosts, size = hosts.max() + 1, len(hosts)
-    n_ranks = np.bincount(hosts)
-    kept = _overlap(hosts[owners], hosts[before], sizes, n_hosts)
-    kept[n_ranks[:, None] != n_ranks[None, :]] = -1
-    host_name = _best(kept)
-    within = _overlap(owners, before, sizes, size)
+    wanted = np.ones(size) if targets is None else np.asarray(targets, np.float64)
+    kept = _forbid_unlike(_overlap(hosts[owners], hosts[before], sizes, n_hosts), np.bincount(hosts, weights=wanted))
+    host_name = _best(_forbid_unlike(kept, np.bincount(hosts)))
+    within = _forbid_unlike(_overlap(owners, before, sizes, size), wanted)
     names = np.empty(size, np.int64)
     for host in range(n_hosts):
         new, old = np.flatnonzero(hosts == host), np.flatnonzero(hosts == host_name[host])
@@ -100,6 +102,12 @@ def relabel(owners: np.ndarray, before: np.ndarray, sizes: np.ndarray, hosts: np
 
 def _overlap(a: np.ndarray, b: np.ndarray, sizes: np.ndarray, n: int) -> np.ndarray:
     return np.bincount(a.astype(np.int64) * n + b, weights=sizes, minlength=n * n).reshape(n, n)
+
+
+def _forbid_unlike(kept: np.ndarray, wanted: np.ndarray) -> np.ndarray:
+    """Return ``kept`` (n, n) with a loss, larger than any gain, where two parts want different shares."""
+    unlike = ~np.isclose(wanted[:, None], wanted[None, :], rtol=1e-2)
+    return np.where(unlike, -kept.sum() - 1, kept)
 
 
 def _best(kept: np.ndarray) -> np.ndarray:
@@ -175,7 +183,7 @@ def _bisect(patch: np.ndarray, cell: np.ndarray, count: np.ndarray, weights: np.
     edge_weights = np.concatenate([count, count])[order]
     scaled = np.concatenate([np.maximum(np.rint(weights / weights.sum() * UNIT), 1), np.zeros(len(names))])
     options = pymetis.Options(seed=seed, ufactor=30)
-    _, parts = pymetis.part_graph(n_parts, xadj=row_starts(rows, n), adjncy=columns, vweights=scaled.astype(np.int64),
+    _, parts = pymetis.part_graph(n_parts, pymetis.CSRAdjacency(row_starts(rows, n), columns), vweights=scaled.astype(np.int64),
                                   eweights=edge_weights.astype(np.int64), tpwgts=(shares / shares.sum()).tolist(),
                                   recursive=False, options=options)
     parts = np.asarray(parts, np.int64)

@@ -77,8 +77,8 @@ class Placer:
         owners = None
         if world.is_root:
             new = partition(profile, world.hosts, method=s.method, work_share=s.work_share,
-                            points_slack=s.points_slack, seed=self.settings.seed, targets=self._targets(profile))
-            owners = np.asarray(relabel(new, before, profile.cell_sizes, world.hosts), np.int64)
+                            points_slack=s.points_slack, seed=self.settings.seed, targets=self.shares)
+            owners = relabel(new, before, profile.cell_sizes, world.hosts, self.shares)
         owners = world.broadcast(owners)
         moved = migrate(self.exchange, self.store, owners[cells])
         self.homes = self._homes(profile, owners)
@@ -184,9 +184,6 @@ class Placer:
         """Collective. Return the rank that holds most points of each cell."""
         held = self.world.stack(np.bincount(cells, minlength=n_cells))
         return held.argmax(axis=0)
-
-    def _targets(self, profile: Profile) -> np.ndarray | None:
-        return None if np.allclose(self.shares, self.shares[0]) else self.shares
 
     def _homes(self, profile: Profile, owners: np.ndarray) -> np.ndarray:
         """Return the rank that holds most of what each training view reads."""
