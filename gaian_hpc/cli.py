@@ -25,11 +25,12 @@ INTERRUPTED = 130
 
 @dataclass(frozen=True, slots=True)
 class Verb:
-    """A verb: its usage after ``gaian``, one line of help, and what runs it with its arguments."""
+    """A verb: its usage after ``gaian``, one line of help, what runs it, and whether it runs on many ranks."""
 
     usage: str
     help: str
     run: Callable[[LineParser, Sequence[str]], int | None]
+    many_ranks: bool = False
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -77,7 +78,11 @@ def _run(program: str, words: Sequence[str]) -> int:
         raise SettingsError(f"unknown verb {name!r}; {hint}verbs: {', '.join(VERBS)}")
     from .config import LineParser
 
+    from .distributed.world import require_one_rank
+
     verb = VERBS[name]
+    if not verb.many_ranks:
+        require_one_rank()
     parser = LineParser(prog=program, usage=f"gaian {verb.usage}", description=verb.help)
     return verb.run(parser, words[1:]) or 0
 
@@ -217,7 +222,7 @@ def _use_threads(threads: int) -> None:
 
 VERBS = {
     "train": Verb("train SCENE -o RUN [--resume] [--config FILE] [--SETTING VALUE …]",
-                  "Train a scene from posed pictures.", _train),
+                  "Train a scene from posed pictures.", _train, many_ranks=True),
     "evaluate": Verb("evaluate RUN [--json] [--step N] [--threads T]",
                      "Measure PSNR and SSIM on the test views of a run.", _evaluate),
     "render": Verb("render RUN [-o DIR] [--path CAMERAS.json | --split test|train] [--threads T]",
@@ -225,7 +230,7 @@ VERBS = {
     "export": Verb("export RUN -o FILE.ply", "Write a run's points as a standard 3DGS PLY file.", _export),
     "inspect": Verb("inspect CHECKPOINT [--json] [--digest]", "Summarise a checkpoint.", _inspect),
     "bench": Verb("bench step SCENE [--points N] [--width W] [--height H] [--repeats K] [--json] [--SETTING VALUE …]",
-                  "Time a training step and its phases.", _bench),
+                  "Time a training step and its phases.", _bench, many_ranks=True),
     "demo": Verb("demo [-o DIR] [--threads T]", "Make a small procedural city, train it and show the result.", _demo),
 }
 

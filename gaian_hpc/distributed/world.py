@@ -191,15 +191,24 @@ def open_world(program: str = "gaian") -> Iterator[World]:
         yield World()
         return
     from .mpi import MpiWorld
+    from .watch import Watch
 
     world = MpiWorld(expected_ranks())
+    watch = Watch(world, program)
     try:
         yield world
+        world.barrier()  # nobody ends while another still watches
+        watch.leave()
+        watch.close()
     except AgreedError as error:
+        world.barrier()
+        watch.leave()
+        watch.close()
         if not world.is_root:
             raise SystemExit(error.exit_code) from None
         raise
     except BaseException as error:
+        watch.leave()
         known = isinstance(error, GaianError)
         if not known:
             traceback.print_exc()
