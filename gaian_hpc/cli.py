@@ -155,21 +155,74 @@ def _inspect(parser: LineParser, words: Sequence[str]) -> int | None:
 
 
 def _bench(parser: LineParser, words: Sequence[str]) -> int | None:
-    parser.add_argument("what", choices=("step",), help="step: milliseconds of a training step and of its phases")
+    parser.add_argument("what", choices=("step", "scale"),
+                        help="step: milliseconds of a training step and of its phases; scale: a step on several "
+                             "ranks x threads, interleaved, and their ratios")
     parser.add_argument("scene", type=Path, help="folder of a scene")
     parser.add_argument("--points", type=int, default=0, help="number of points; 0 = the scene's own")
     parser.add_argument("--width", type=int, default=0, help="width of the pictures in pixels; 0 = their own")
     parser.add_argument("--height", type=int, default=0, help="height of the pictures in pixels; 0 = their own")
     parser.add_argument("--repeats", type=int, default=20, help="steps to time")
+    parser.add_argument("--rounds", type=int, default=3, help="scale: runs of each combination")
+    parser.add_argument("--combinations", default="1x1,2x1,1x2", help="scale: ranks x threads to compare")
+    parser.add_argument("--mpirun", default="", help="scale: launcher; by default the one beside this Python")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments, settings, options = _with_settings(parser, words)
-    for name, least in (("points", 0), ("width", 0), ("height", 0), ("repeats", 1)):
+    for name, least in (("points", 0), ("width", 0), ("height", 0), ("repeats", 1), ("rounds", 1)):
         if arguments[name] < least:
             raise SettingsError(f"argument --{name} is {arguments[name]}; it must be at least {least}")
+    if arguments.what == "scale":
+        from .jobs.scale import run_bench_scale
+
+        return run_bench_scale(_step_words(words[words.index("scale") + 1:]), arguments.combinations, arguments.rounds,
+                               mpirun=arguments.mpirun, as_json=arguments.json)
     from .jobs.bench import run_bench_step
 
     return run_bench_step(arguments.scene, settings, options, points=arguments.points, width=arguments.width,
                           height=arguments.height, repeats=arguments.repeats, as_json=arguments.json)
+
+
+def _step_words(words: Sequence[str]) -> list[str]:
+    """Return the arguments of `bench scale` that `bench step` takes as well, each run setting its own threads."""
+    kept, words = [], list(words)
+    while words:
+        word = words.pop(0)
+        if word == "--json":
+            continue
+        if word.partition("=")[0] in ("--rounds", "--combinations", "--mpirun", "--threads"):
+            if "=" not in word:
+                words.pop(0)
+            continue
+        kept.append(word)
+    return kept
+
+
+def _plan(parser: LineParser, words: Sequence[str]) -> int | None:
+    parser.add_argument("source", type=Path, help="folder of a scene, or a profile (.npz)")
+    parser.add_argument("--ranks", type=int, required=True, metavar="R", help="ranks to plan for")
+    parser.add_argument("--hosts", type=int, default=1, metavar="H", help="hosts they run on, evenly")
+    parser.add_argument("--views-per-rank", type=int | None, metavar="B", help="views of a step, over the ranks; 4 by "
+                        "default, or as many as there are")
+    parser.add_argument("--patches", type=int | None, metavar="N", help="cut a view into N x N patches; by default as a "
+                        "profile has them, or for a scene by --patch_size")
+    parser.add_argument("--codec", choices=("fp32", "fp16", "bf16", "int8"), default="fp32", help="form of what crosses")
+    parser.add_argument("--points-slack", type=list[float] | None, metavar="[X,…]", help="points of a rank over the mean "
+                        "that placements may lead to; a row each; --placement.points_slack by default")
+    parser.add_argument("--units", type=int | None, metavar="U", help="steps to take means over; at least 4 steps and "
+                        "2048 views by default")
+    parser.add_argument("--json", action="store_true", help="print one JSON object")
+    arguments, settings, options = _with_settings(parser, words)
+    for name, least in (("ranks", 1), ("hosts", 1), ("views_per_rank", 1), ("patches", 1), ("units", 1)):
+        if arguments[name] is not None and arguments[name] < least:
+            raise SettingsError(f"argument --{name.replace('_', '-')} is {arguments[name]}; it must be at least {least}")
+    slacks = tuple(arguments.points_slack or ())
+    if any(not 1 <= slack for slack in slacks):
+        raise SettingsError(f"argument --points-slack has {min(slacks)}; each must be at least 1")
+    from .jobs.plan import Plan, run_plan
+
+    plan = Plan(arguments.ranks, arguments.hosts, arguments.views_per_rank, arguments.patches, arguments.codec, slacks,
+                arguments.units)
+    return run_plan(arguments.source, settings, options, plan, as_json=arguments.json)
 
 
 def _demo(parser: LineParser, words: Sequence[str]) -> int | None:
@@ -229,8 +282,12 @@ VERBS = {
                    "Render views of a run to PNG files.", _render),
     "export": Verb("export RUN -o FILE.ply", "Write a run's points as a standard 3DGS PLY file.", _export),
     "inspect": Verb("inspect CHECKPOINT [--json] [--digest]", "Summarise a checkpoint.", _inspect),
-    "bench": Verb("bench step SCENE [--points N] [--width W] [--height H] [--repeats K] [--json] [--SETTING VALUE …]",
-                  "Time a training step and its phases.", _bench, many_ranks=True),
+    "bench": Verb("bench step|scale SCENE [--points N] [--width W] [--height H] [--repeats K] [--rounds N] [--json] "
+                  "[--SETTING VALUE …]", "Time a training step and its phases, and how it scales.", _bench,
+                  many_ranks=True),
+    "plan": Verb("plan SCENE|PROFILE --ranks R [--hosts H] [--views-per-rank B] [--patches N] [--codec C] "
+                 "[--points-slack [X,…]] [--units U] [--json] [--SETTING VALUE …]",
+                 "Compare placements for any number of ranks by what a training step moves.", _plan),
     "demo": Verb("demo [-o DIR] [--threads T]", "Make a small procedural city, train it and show the result.", _demo),
 }
 

@@ -8,13 +8,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 
 from gaian_hpc.arrays import View
+from gaian_hpc.backends.threads import use_threads
 from gaian_hpc.data.cache import PictureCache
 from gaian_hpc.data.images import Picture
 from gaian_hpc.data.sampler import EpochSampler
 from gaian_hpc.data.scene import Scene
+from gaian_hpc.distributed.world import World, open_world
 from gaian_hpc.errors import DataError
 from gaian_hpc.points.init import point_spacing
 from gaian_hpc.points.store import PointStore
@@ -23,8 +26,10 @@ from gaian_hpc.settings import Settings
 from gaian_hpc.timing import PhaseTimer, format_phases
 from gaian_hpc.training.densify import make_density
 from gaian_hpc.training.optimizer import Adam
-from gaian_hpc.training.step import SynchronousExecutor
+from gaian_hpc.training.placer import Placer
 from gaian_hpc.training.start import open_scene, start_points
+from gaian_hpc.training.step import SynchronousExecutor
+from gaian_hpc.training.trainer import make_exchange
 
 WARM_UP = 3
 
@@ -59,49 +64,67 @@ def run_bench_step(scene_path: Path | str, settings: Settings, options: Any, *, 
     width, height : int, pixels
         Size of the pictures; where one is 0 it follows from the other, or the pictures keep their size.
     """
-    import numba
+    with open_world("gaian bench") as world:
+        use_threads(settings.threads or world.threads())
+        result = time_steps(world, scene_path, settings, options, points, (width, height), repeats)
+        if world.is_root:
+            print(json.dumps(result) if as_json else report_text(result))
+    return 0
 
+
+def time_steps(world: World, scene_path: Path | str, settings: Settings, options: Any, points: int,
+               size: tuple[int, int], repeats: int) -> dict[str, Any]:
+    """Collective. Return medians over steps, of the phases over the ranks' means."""
     d = settings.data
     scene = open_scene(scene_path, d)
     settings = dataclasses.replace(settings, densify=dataclasses.replace(settings.densify, strategy="none"))
-    views = {i: resized(scene.views[i], width, height) for i in scene.train_idx.tolist()}
+    views = {i: resized(scene.views[i], *size) for i in scene.train_idx.tolist()}
     renderer = build_renderer(settings.method, options, settings.backend, absgrad=settings.densify.absgrad)
     store, train_idx = start_points(scene, settings, renderer.attributes), scene.train_idx
     if points:
         train_idx = train_idx[:settings.views_per_step]
         seen = np.unique(np.concatenate([renderer.cull(views[i], store.values) for i in train_idx.tolist()]))
         store = resampled(store, seen, points, scene, settings.seed)
+    n_points, bytes_per_point = store.n, store.bytes_per_point()
+    store.keep(np.arange(n_points) % world.size == world.rank)
+    exchange = make_exchange(world, renderer, settings)
+    placer = Placer(exchange, renderer, store, [views[i] for i in train_idx.tolist()], settings)
+    placer.place(0, "bench")
     density = make_density(settings.densify, settings.steps, scene.extent, settings.seed)
     optimizer = Adam(renderer.attributes, settings.optimizer, scene.extent, settings.steps, settings.views_per_step)
     timer, sampler = PhaseTimer(), EpochSampler(train_idx, settings.views_per_step, settings.seed)
     with PictureCache(scene, d.cache_mb << 20, 0) as pictures:
         executor = SynchronousExecutor(renderer, store, optimizer, density, ResizedPictures(pictures, views), settings,
-                                       timer)
+                                       timer, exchange, placer.assigner)
         samples, scopes = [], []
         for step in range(1, WARM_UP + repeats + 1):
             unit = [views[i] for i in sampler.unit(step - 1)]
             for view in unit:
                 executor.pictures.get(view.index)
             timer.reset()
+            world.barrier()
             start = time.perf_counter()
             report = executor.run(step, unit)
-            samples.append({"step": time.perf_counter() - start, **timer.seconds()})
+            samples.append([time.perf_counter() - start, *timer.seconds().values()])
             scopes.append(report.n_scope)
-    medians = {k: 1e3 * float(np.median([s[k] for s in samples[WARM_UP:]])) for k in samples[-1]}
+    table = world.stack(np.array(samples[WARM_UP:]))  # (R, steps, 1 + phases)
+    medians = 1e3 * np.median(table.mean(axis=0), axis=0)
+    medians[0] = 1e3 * np.median(table[:, :, 0].max(axis=0))
+    pairs = exchange.ledger.sent.sum(axis=0)
     view = next(iter(views.values()))
-    result = {"ms": medians.pop("step"), "phases_ms": medians, "n_points": store.n,
-              "n_scope": int(np.median(scopes[WARM_UP:])), "width": view.width, "height": view.height,
-              "threads": numba.get_num_threads(), "views_per_step": settings.views_per_step, "repeats": repeats,
-              "bytes_per_point": store.bytes_per_point()}
-    print(json.dumps(result) if as_json else report_text(result))
-    return 0
+    return {"ms": medians[0], "phases_ms": dict(zip(timer.seconds(), medians[1:].tolist(), strict=True)),
+            "n_points": n_points, "n_scope": int(np.median(scopes[WARM_UP:])), "width": view.width,
+            "height": view.height, "ranks": world.size, "threads": numba.get_num_threads(),
+            "views_per_step": settings.views_per_step, "repeats": repeats, "bytes_per_point": bytes_per_point,
+            "bytes_sent": int(world.sum(pairs[1:]).sum()) // (WARM_UP + repeats)}
 
 
 def report_text(result: dict[str, Any]) -> str:
     """Return the result as a table."""
+    ranks = f"{result['ranks']} ranks of " if result["ranks"] > 1 else ""
     return (f"{result['ms']:.1f} ms a step (median of {result['repeats']}), {result['n_points']:,} points of which "
-            f"{result['n_scope']:,} in view, {result['width']} x {result['height']}, {result['threads']} threads, "
-            f"{result['bytes_per_point']} bytes a point\n" + format_phases(result["phases_ms"]))
+            f"{result['n_scope']:,} in view, {result['width']} x {result['height']}, "
+            f"{ranks}{result['threads']} threads, {result['bytes_per_point']} bytes a point\n" + format_phases(result["phases_ms"]))
 
 
 def resized(view: View, width: int, height: int) -> View:

@@ -29,12 +29,27 @@ def make_patches(view: View, patch_size: int) -> tuple[Patch, ...]:
     """
     if patch_size < 1:
         raise SettingsError(f"patch_size is {patch_size}; it must be at least 1 (rounded to tiles of {TILE_SIZE})")
-    xs, ys = _edges(view.width, patch_size), _edges(view.height, patch_size)
+    tiles = max(1, patch_size // TILE_SIZE)
+    return _grid(view, -(-_n_tiles(view.width) // tiles), -(-_n_tiles(view.height) // tiles))
+
+
+def make_grid(view: View, side: int) -> tuple[Patch, ...]:
+    """Cut ``view`` into ``side`` × ``side`` patches as :func:`make_patches` does; fewer where it has fewer tiles."""
+    if side < 1:
+        raise SettingsError(f"patches is {side}; it must be at least 1 a side of a view")
+    return _grid(view, min(side, _n_tiles(view.width)), min(side, _n_tiles(view.height)))
+
+
+def _grid(view: View, n_x: int, n_y: int) -> tuple[Patch, ...]:
+    xs, ys = _edges(view.width, n_x), _edges(view.height, n_y)
     corners = [(x0, y0, x1, y1) for y0, y1 in pairwise(ys) for x0, x1 in pairwise(xs)]
     return tuple(Patch(view, *corner, index=i) for i, corner in enumerate(corners))
 
 
-def _edges(length: int, patch_size: int) -> list[int]:
-    n_tiles = -(-length // TILE_SIZE)
-    n_patches = -(-n_tiles // max(1, patch_size // TILE_SIZE))
+def _edges(length: int, n_patches: int) -> list[int]:
+    n_tiles = _n_tiles(length)
     return [min(TILE_SIZE * (n_tiles * i // n_patches), length) for i in range(n_patches + 1)]
+
+
+def _n_tiles(length: int) -> int:
+    return -(-length // TILE_SIZE)

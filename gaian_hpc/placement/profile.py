@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numba import njit
 
-from ..arrays import ArrayTable, View
+from ..arrays import ArrayTable, Patch, View
 from ..data.patches import make_patches
 from ..errors import PlacementError
 from ..renderers.base import PointRenderer
@@ -41,6 +42,14 @@ class Profile:
     patch_view: np.ndarray
     pixels: np.ndarray
 
+    @classmethod
+    def of_rows(cls, sizes: np.ndarray, centers: np.ndarray, indptr: np.ndarray, cells: np.ndarray, counts: np.ndarray,
+                n_views: int) -> Profile:
+        """Return the profile of rows as a file holds them, equally many a view, of unknown pixels."""
+        n_patches = len(indptr) - 1
+        view = np.repeat(np.arange(n_views, dtype=np.int32), n_patches // n_views)
+        return cls(sizes, centers, indptr, cells, counts, view, np.zeros(n_patches, np.int64))
+
     @property
     def n_cells(self) -> int:
         return len(self.cell_sizes)
@@ -57,14 +66,27 @@ class Profile:
         """Return the patch of each entry, (E,) int64."""
         return np.repeat(np.arange(self.n_patches), np.diff(self.indptr))
 
+    def render_work(self, pixel_work: float = 0.0) -> np.ndarray:
+        """Return the work of rendering each patch, (P,) float64, in splats; a known pixel counts ``pixel_work``."""
+        splats = np.bincount(self.patch_of_entry(), weights=self.counts, minlength=self.n_patches)
+        return splats + pixel_work * self.pixels
+
     def read_work(self) -> np.ndarray:
         """Return how many splats of each cell are read over all patches, (G,) float64."""
         return np.bincount(self.cells, weights=self.counts, minlength=self.n_cells)
 
     def owned(self, owners: np.ndarray, size: int) -> np.ndarray:
-        """Return the splats of each rank that each patch reads, (P, size) int64, for cells owned by ``owners`` (G,)."""
-        key = self.patch_of_entry() * size + owners[self.cells]
-        return np.bincount(key, weights=self.counts, minlength=self.n_patches * size).astype(np.int64).reshape(-1, size)
+        """Return the splats of each rank that each patch reads, (size, P) int64, for cells owned by ``owners`` (G,)."""
+        key = owners[self.cells].astype(np.int64) * self.n_patches + self.patch_of_entry()
+        return np.bincount(key, weights=self.counts, minlength=self.n_patches * size).astype(np.int64).reshape(size, -1)
+
+    def rows(self, patches: np.ndarray) -> Profile:
+        """Return the profile of the patches of these numbers, in their order."""
+        n = np.diff(self.indptr)[patches]
+        indptr = np.concatenate([[0], np.cumsum(n)])
+        entries = np.repeat(self.indptr[patches] - indptr[:-1], n) + np.arange(indptr[-1])
+        return Profile(self.cell_sizes, self.cell_centers, indptr, self.cells[entries], self.counts[entries],
+                       self.patch_view[patches], self.pixels[patches])
 
     def coarser(self, side: int, factor: int) -> Profile:
         """Return the profile over patches of ``factor`` × ``factor`` of a ``side`` × ``side`` grid per view.
@@ -122,28 +144,46 @@ def count_access(renderer: PointRenderer, points: ArrayTable, cell_idx: np.ndarr
     Profile
         ``patch_view`` counts positions in ``views``. A splat counts in every patch that its footprint reaches.
     """
+    return count_patches(renderer, points, cell_idx, n_cells, [make_patches(view, patch_size) for view in views], every)
+
+
+def count_patches(renderer: PointRenderer, points: ArrayTable, cell_idx: np.ndarray, n_cells: int,
+                  patches: Sequence[Sequence[Patch]], every: int = 1) -> Profile:
+    """Return which patches read which cells; as :func:`count_access`, for one sequence of patches a view."""
     chosen = np.arange(every // 2, len(cell_idx), every)
     sample, cells = points.take(chosen), cell_idx[chosen].astype(np.int64)
-    keys, counts, patch_view, pixels = [], [], [], []
-    n_patches = 0
-    for v, view in enumerate(views):
+    keys, counts, n_before = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
+    for parts in patches:
+        view = parts[0].view
         rows = renderer.cull(view, sample)
-        boxes = renderer.footprints(view, renderer.splat(view, sample, rows))
-        patches = make_patches(view, patch_size)
-        hits = [np.flatnonzero((boxes[:, 0] <= p.x1) & (boxes[:, 2] >= p.x0) & (boxes[:, 1] <= p.y1)
-                               & (boxes[:, 3] >= p.y0)) for p in patches]
-        patch = np.repeat(n_patches + np.arange(len(patches)), [len(h) for h in hits])
-        key, n = np.unique(patch * n_cells + cells[rows[np.concatenate(hits)]], return_counts=True)
-        keys.append(key)
+        boxes = np.ascontiguousarray(renderer.footprints(view, renderer.splat(view, sample, rows)), np.float32)
+        corners = np.array([[p.x0, p.y0, p.x1, p.y1] for p in parts], np.float32)
+        key, n = np.unique(_reached(boxes, corners, cells[rows], n_cells), return_counts=True)
+        keys.append(key + n_before * n_cells)
         counts.append(n * every)
-        patch_view += [v] * len(patches)
-        pixels += [p.width * p.height for p in patches]
-        n_patches += len(patches)
-    key = np.concatenate([np.empty(0, np.int64), *keys])
+        n_before += len(parts)
+    key = np.concatenate(keys)
     return Profile(np.bincount(cell_idx, minlength=n_cells), centers(points["means"], cell_idx, n_cells),
-                   row_starts(key // n_cells, n_patches), (key % n_cells).astype(np.int32),
-                   np.concatenate([np.empty(0, np.int64), *counts]), np.array(patch_view, np.int32),
-                   np.array(pixels, np.int64))
+                   row_starts(key // n_cells, n_before), (key % n_cells).astype(np.int32), np.concatenate(counts),
+                   np.repeat(np.arange(len(patches), dtype=np.int32), [len(parts) for parts in patches]),
+                   np.array([p.width * p.height for parts in patches for p in parts], np.int64))
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _reached(boxes, corners, cells, n_cells):
+    """Return patch × n_cells + cell for every patch (rows of corners) that each box reaches."""
+    n = 0
+    for fill in range(2):
+        out = np.empty(n, np.int64)
+        n = 0
+        for i in range(len(boxes)):
+            for p in range(len(corners)):
+                if (boxes[i, 0] <= corners[p, 2] and boxes[i, 2] >= corners[p, 0] and boxes[i, 1] <= corners[p, 3]
+                        and boxes[i, 3] >= corners[p, 1]):
+                    if fill:
+                        out[n] = p * n_cells + cells[i]
+                    n += 1
+    return out
 
 
 def centers(means: np.ndarray, cell_idx: np.ndarray, n_cells: int) -> np.ndarray:
