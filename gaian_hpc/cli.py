@@ -225,6 +225,26 @@ def _plan(parser: LineParser, words: Sequence[str]) -> int | None:
     return run_plan(arguments.source, settings, options, plan, as_json=arguments.json)
 
 
+def _plan(parser: LineParser, words: Sequence[str]) -> int | None:
+    parser.add_argument("source", type=Path, metavar="SCENE|PROFILE", help="folder of a scene, or a profile (.npz)")
+    parser.add_argument("--ranks", type=int, required=True, help="ranks to plan for")
+    parser.add_argument("--hosts", type=int, default=1, help="hosts they sit on")
+    parser.add_argument("--views-per-rank", type=int, default=1, help="views of a step, over ranks")
+    parser.add_argument("--patches", type=int, default=0,
+                        help="patches along a picture's longer side; 0 = 8, or those of the profile")
+    parser.add_argument("--codec", choices=("fp32", "fp16", "bf16", "int8"), default="fp32",
+                        help="form of splats and gradients")
+    parser.add_argument("--curve", action="store_true", help="also with points ever more even, down to 1.05")
+    parser.add_argument("--json", action="store_true", help="print one JSON object, a variant by its name")
+    arguments, settings, options = _with_settings(parser, words)
+    from .jobs.plan import check_plan, run_plan
+
+    check_plan(arguments.ranks, arguments.hosts, arguments["views_per_rank"], arguments.patches)
+    return run_plan(arguments.source, settings, options, ranks=arguments.ranks, hosts=arguments.hosts,
+                    views_per_rank=arguments["views_per_rank"], patches=arguments.patches, codec=arguments.codec,
+                    curve=arguments.curve, as_json=arguments.json)
+
+
 def _demo(parser: LineParser, words: Sequence[str]) -> int | None:
     parser.add_argument("-o", "--output", type=Path, default=Path("demo-run"), metavar="DIR", help="folder to write to")
     _add_threads(parser)
@@ -288,6 +308,8 @@ VERBS = {
     "plan": Verb("plan SCENE|PROFILE --ranks R [--hosts H] [--views-per-rank B] [--patches N] [--codec C] "
                  "[--points-slack [X,…]] [--units U] [--json] [--SETTING VALUE …]",
                  "Compare placements for any number of ranks by what a training step moves.", _plan),
+    "plan": Verb("plan SCENE|PROFILE --ranks R [--hosts H] [--views-per-rank B] [--patches N] [--codec C] [--curve] "
+                 "[--json] [--SETTING VALUE …]", "Tell what any number of ranks would send and hold.", _plan),
     "demo": Verb("demo [-o DIR] [--threads T]", "Make a small procedural city, train it and show the result.", _demo),
 }
 

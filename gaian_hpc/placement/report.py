@@ -1,4 +1,4 @@
-"""What a placement costs on many ranks, reckoned from the profile alone: splats that cross, receivers, balance."""
+"""What a placement and an assignment cost, from the profile alone: bytes per step and how even the ranks are."""
 
 from __future__ import annotations
 
@@ -9,49 +9,21 @@ import numpy as np
 
 from .profile import Profile
 
-Assign = Callable[[np.ndarray, np.ndarray, np.ndarray], np.ndarray]
-"""``assign(counts (R, P) int64, work (P,) float64, hosts (R,)) -> (P,) int64`` render ranks of a unit."""
-
-
-@dataclass(frozen=True, slots=True)
-class Traffic:
-    """Splats that a step reads and moves, by unit; a splat of a patch crosses where its owner does not render it.
-
-    Attributes
-    ----------
-    total, remote, inter_host : (U,) int64
-        Splats read, those that cross ranks, and those of them that cross hosts.
-    received, returned : (U, R) int64
-        Splats that each rank receives to render, and that it receives gradients of as their owner.
-    balance_work : (U,) float64
-        Largest render work of a rank over the mean.
-    balance_points : float
-        Largest number of points of a rank over the mean.
-    """
-
-    total: np.ndarray
-    remote: np.ndarray
-    inter_host: np.ndarray
-    received: np.ndarray
-    returned: np.ndarray
-    balance_work: np.ndarray
-    balance_points: float
-
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """Means over units of what a step moves.
+    """Means over sampled units.
 
     Attributes
     ----------
     bytes_total, bytes_inter_host : int
-        That cross ranks, and those of them that cross hosts; splats one way and gradients the other.
+        Splats forward and gradients back that cross ranks, and hosts, in one step.
     bytes_max_receiver : int
-        Received by the rank that receives most.
+        Most that one rank receives: splats of the patches it renders and gradients of its own points.
     balance_points, balance_work : float
-        Largest share of a rank over the mean, 1 at best.
+        Most over mean: points of a rank, and splats of the patches a rank renders in a unit.
     remote_share, inter_host_share : float
-        Shares of all splats read.
+        Of all splats read, those that cross ranks, and hosts.
     """
 
     bytes_total: int
@@ -63,63 +35,59 @@ class Cost:
     inter_host_share: float
 
 
-def measure(profile: Profile, owners: np.ndarray, hosts: np.ndarray, units: Sequence[np.ndarray], work: np.ndarray,
-            assign: Assign) -> Traffic:
-    """Return the traffic of the given units.
+def sample_units(n_views: int, views_per_step: int, n_units: int, seed: int) -> list[np.ndarray]:
+    """Return up to ``n_units`` units of views, cut from a shuffled epoch."""
+    order = np.random.default_rng(seed).permutation(n_views)
+    return [order[i * views_per_step:(i + 1) * views_per_step]
+            for i in range(max(1, min(n_units, n_views // views_per_step)))]
+
+
+def measure(profile: Profile, owners: np.ndarray, hosts: np.ndarray, units: Sequence[np.ndarray],
+            assigner: Callable[[np.ndarray, np.ndarray], np.ndarray], forward: float, back: float) -> Cost:
+    """Return what units cost.
 
     Parameters
     ----------
     profile : Profile
-    owners : (G,) int
+    owners : (G,) int64
         Rank of each cell.
-    hosts : (R,) int
+    hosts : (R,) int64
         Host of each rank.
-    units : sequence of (v,) int
+    units : sequence of (B,) int64
         Views of each unit.
-    work : (P,) float64
-        Render work of every patch of the profile.
-    assign : callable
-        See :data:`Assign`.
+    assigner : callable
+        ``assigner(counts (R, P), work (P,)) -> (P,) int64`` render ranks.
+    forward, back : float
+        Bytes of a splat with its id, and of its gradients.
     """
-    size, starts = len(hosts), np.searchsorted(profile.patch_view, np.arange(profile.n_views + 1))
-    same_host = hosts[:, None] == hosts[None, :]
-    rows = []
+    size = len(hosts)
+    first = np.searchsorted(profile.patch_view, np.arange(profile.n_views + 1))
+    sums = np.zeros(5)
     for views in units:
-        patches = np.concatenate([np.arange(starts[v], starts[v + 1]) for v in views])
-        part = profile.rows(patches)
-        counts = part.owned(owners, size)
-        renders = assign(counts, work[patches], hosts)
-        pairs = crossings(part, owners, renders, size)
-        load = np.bincount(renders, weights=work[patches], minlength=size)
-        own = np.diag(pairs)
-        rows.append((pairs.sum(), pairs.sum() - own.sum(), pairs[~same_host].sum(), pairs.sum(axis=0) - own,
-                     pairs.sum(axis=1) - own, _imbalance(load)))
-    columns = [np.array(column) for column in zip(*rows, strict=True)]
+        patches = np.concatenate([np.arange(first[v], first[v + 1]) for v in views.tolist()])
+        counts = unit_counts(profile, owners, patches, size)
+        work = counts.sum(axis=0).astype(np.float64)
+        renders = assigner(counts, work)
+        flow = np.zeros((size, size), np.int64)  # owner → render rank
+        for rank in range(size):
+            flow[:, rank] = counts[:, renders == rank].sum(axis=1)
+        crossing = flow * (1 - np.eye(size, dtype=np.int64))
+        far = (crossing * (hosts[:, None] != hosts[None, :])).sum()
+        received = crossing.sum(axis=0) * forward + crossing.sum(axis=1) * back
+        rendered = flow.sum(axis=0)
+        sums += [crossing.sum(), far, received.max(), rendered.max() / max(rendered.mean(), 1e-9), flow.sum()]
+    crossed, far, receiver, balance, total = (sums / len(units)).tolist()
     points = np.bincount(owners, weights=profile.cell_sizes, minlength=size)
-    return Traffic(*columns, balance_points=_imbalance(points))
+    return Cost(round(crossed * (forward + back)), round(far * (forward + back)), round(receiver),
+                float(points.max() / points.mean()), balance, crossed / max(total, 1), far / max(total, 1))
 
 
-def crossings(profile: Profile, owners: np.ndarray, renders: np.ndarray, size: int) -> np.ndarray:
-    """Return (R, R) int64: splats that each owner (row) reads for each render rank (column)."""
-    key = owners[profile.cells] * size + renders[profile.patch_of_entry()]
-    return np.bincount(key, weights=profile.counts, minlength=size * size).astype(np.int64).reshape(size, size)
-
-
-def cost(traffic: Traffic, forward: float, back: float) -> Cost:
-    """Return the mean cost of a step whose splats take ``forward`` bytes, and their gradients ``back`` bytes."""
-    received = (traffic.received * forward + traffic.returned * back).max(axis=1)
-    total, per_splat = max(traffic.total.sum(), 1), forward + back
-    return Cost(round(traffic.remote.mean() * per_splat), round(traffic.inter_host.mean() * per_splat),
-                round(received.mean()), round(traffic.balance_points, 4), round(float(traffic.balance_work.mean()), 4),
-                round(float(traffic.remote.sum() / total), 4), round(float(traffic.inter_host.sum() / total), 4))
-
-
-def homes(profile: Profile, owners: np.ndarray, size: int) -> np.ndarray:
-    """Return the rank that owns most of what each view reads, (V,) int64."""
-    key = profile.patch_view[profile.patch_of_entry()].astype(np.int64) * size + owners[profile.cells]
-    held = np.bincount(key, weights=profile.counts, minlength=profile.n_views * size)
-    return held.reshape(-1, size).argmax(axis=1)
-
-
-def _imbalance(loads: np.ndarray) -> float:
-    return float(loads.max() / max(loads.mean(), 1e-300))
+def unit_counts(profile: Profile, owners: np.ndarray, patches: np.ndarray, size: int) -> np.ndarray:
+    """Return how many splats of each rank the given patches read, (size, P) int64."""
+    lengths = profile.indptr[patches + 1] - profile.indptr[patches]
+    column = np.repeat(np.arange(len(patches)), lengths)
+    within = np.arange(len(column)) - np.repeat(np.cumsum(lengths) - lengths, lengths)
+    entry = np.repeat(profile.indptr[patches], lengths) + within
+    key = owners[profile.cells[entry]] * len(patches) + column
+    table = np.bincount(key, weights=profile.counts[entry], minlength=size * len(patches))
+    return table.astype(np.int64).reshape(size, len(patches))
