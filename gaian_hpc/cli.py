@@ -198,34 +198,6 @@ def _step_words(words: Sequence[str]) -> list[str]:
 
 
 def _plan(parser: LineParser, words: Sequence[str]) -> int | None:
-    parser.add_argument("source", type=Path, help="folder of a scene, or a profile (.npz)")
-    parser.add_argument("--ranks", type=int, required=True, metavar="R", help="ranks to plan for")
-    parser.add_argument("--hosts", type=int, default=1, metavar="H", help="hosts they run on, evenly")
-    parser.add_argument("--views-per-rank", type=int | None, metavar="B", help="views of a step, over the ranks; 4 by "
-                        "default, or as many as there are")
-    parser.add_argument("--patches", type=int | None, metavar="N", help="cut a view into N x N patches; by default as a "
-                        "profile has them, or for a scene by --patch_size")
-    parser.add_argument("--codec", choices=("fp32", "fp16", "bf16", "int8"), default="fp32", help="form of what crosses")
-    parser.add_argument("--points-slack", type=list[float] | None, metavar="[X,…]", help="points of a rank over the mean "
-                        "that placements may lead to; a row each; --placement.points_slack by default")
-    parser.add_argument("--units", type=int | None, metavar="U", help="steps to take means over; at least 4 steps and "
-                        "2048 views by default")
-    parser.add_argument("--json", action="store_true", help="print one JSON object")
-    arguments, settings, options = _with_settings(parser, words)
-    for name, least in (("ranks", 1), ("hosts", 1), ("views_per_rank", 1), ("patches", 1), ("units", 1)):
-        if arguments[name] is not None and arguments[name] < least:
-            raise SettingsError(f"argument --{name.replace('_', '-')} is {arguments[name]}; it must be at least {least}")
-    slacks = tuple(arguments.points_slack or ())
-    if any(not 1 <= slack for slack in slacks):
-        raise SettingsError(f"argument --points-slack has {min(slacks)}; each must be at least 1")
-    from .jobs.plan import Plan, run_plan
-
-    plan = Plan(arguments.ranks, arguments.hosts, arguments.views_per_rank, arguments.patches, arguments.codec, slacks,
-                arguments.units)
-    return run_plan(arguments.source, settings, options, plan, as_json=arguments.json)
-
-
-def _plan(parser: LineParser, words: Sequence[str]) -> int | None:
     parser.add_argument("source", type=Path, metavar="SCENE|PROFILE", help="folder of a scene, or a profile (.npz)")
     parser.add_argument("--ranks", type=int, required=True, help="ranks to plan for")
     parser.add_argument("--hosts", type=int, default=1, help="hosts they sit on")
@@ -305,9 +277,6 @@ VERBS = {
     "bench": Verb("bench step|scale SCENE [--points N] [--width W] [--height H] [--repeats K] [--rounds N] [--json] "
                   "[--SETTING VALUE …]", "Time a training step and its phases, and how it scales.", _bench,
                   many_ranks=True),
-    "plan": Verb("plan SCENE|PROFILE --ranks R [--hosts H] [--views-per-rank B] [--patches N] [--codec C] "
-                 "[--points-slack [X,…]] [--units U] [--json] [--SETTING VALUE …]",
-                 "Compare placements for any number of ranks by what a training step moves.", _plan),
     "plan": Verb("plan SCENE|PROFILE --ranks R [--hosts H] [--views-per-rank B] [--patches N] [--codec C] [--curve] "
                  "[--json] [--SETTING VALUE …]", "Tell what any number of ranks would send and hold.", _plan),
     "demo": Verb("demo [-o DIR] [--threads T]", "Make a small procedural city, train it and show the result.", _demo),
