@@ -1,4 +1,4 @@
-"""Which rank renders which patch of a unit (Gaian, "online assignment"): most splats at home, work and receipt bounded.
+"""Which rank renders which patch of a unit (Gaian, "online assignment"): splats at home, work and receipt bounded.
 
 Cost of patch p on rank r: splats that cross to r, those between hosts weighed ``host_factor`` times. The bounds are met on
 average first, by prices of work and of receipt that rise where a rank has too much (subgradient steps on the Lagrangian
