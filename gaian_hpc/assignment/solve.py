@@ -1,9 +1,9 @@
 """Which rank renders which patch of a unit (Gaian, "online assignment"): splats at home, work and receipt bounded.
 
-Cost of patch p on rank r: splats that cross to r, those between hosts weighed ``host_factor`` times. The bounds are met on
-average first, by prices of work and of receipt that rise where a rank has too much (subgradient steps on the Lagrangian
-dual of the assignment problem: Fisher 1981). A greedy pass at these prices keeps the bound on work patch by patch;
-sweeps of moves and swaps then lower the cost itself.
+Cost of patch p on rank r: splats that cross to r, those between hosts weighed ``host_factor`` times. The bounds are met
+on average first, by prices of work and of receipt that rise where a rank has too much (subgradient steps on the
+Lagrangian dual of the assignment problem: Fisher 1981). A greedy pass at these prices keeps the bound on work patch by
+patch; sweeps of moves and swaps then lower the cost itself.
 """
 
 from __future__ import annotations
