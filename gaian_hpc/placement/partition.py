@@ -1,7 +1,8 @@
 """Offline placement: which rank owns which cell (Gaian, "offline placement": first across hosts, then across a host's ranks).
 
 Partitioning of the graph whose vertices are cells and patches, an edge weighing the splats of a cell that a patch
-reads: a part is what a rank owns and renders, and the cut is what crosses ranks.
+reads: a part is what a rank owns and renders, and the cut is what crosses ranks. Rounds of the online assignment, of patches
+to the ranks of their cells and of cells to the ranks of their patches, then lower what is really sent.
 """
 
 from __future__ import annotations
@@ -10,11 +11,19 @@ from typing import Literal
 
 import numpy as np
 
+from ..assignment.solve import assign
 from ..errors import PlacementError
 from .profile import Profile, row_starts
 
 UNIT = 1 << 20  # weights are whole numbers with this sum
 EDGES = 2_000_000  # more are sampled by view: the cut of a fraction of the views is that of all, nearly
+IMBALANCE = 1.03  # of loads at each of the two levels
+CUTS = 4
+HOST_CUTS=1
+ROUNDS = 2  # of refinement; further ones gain 0.2 % each
+PATCHES = 32_768  # that a round looks at
+TABLE = 1 << 25  # cells × ranks above which nothing is refined, for memory
+WORK_SLACK = 1.15  # of the assignment that is expected
 
 
 def partition(profile: Profile, hosts: np.ndarray, *, method: Literal["metis", "morton", "random"] = "metis",
@@ -54,14 +63,32 @@ def partition(profile: Profile, hosts: np.ndarray, *, method: Literal["metis", "
         return _random(profile, wanted, seed)
     if method not in ("morton", "metis"):
         raise PlacementError(f"placement method is {method!r}; it must be metis, morton or random")
-    share = work_share
-    while True:
+    affordable = _affordable_share(profile, wanted, work_share, points_slack)
+    for share in (affordable, 0.75 * affordable, 0.0):
         weights = load(profile, share)
-        owners = _morton(weights, wanted) if method == "morton" else _metis(profile, hosts, wanted, weights, seed)
-        points = np.bincount(owners, weights=profile.cell_sizes, minlength=len(hosts)) / profile.cell_sizes.sum()
-        if share == 0 or (points / wanted).max() <= points_slack:
-            return owners
-        share = share * 0.75 if share > 0.05 else 0.0
+        owners = (_cut(weights, wanted) if method == "morton" else
+                  _metis(profile, hosts, wanted, weights, seed, min(IMBALANCE, points_slack**0.5)))
+        if share == 0 or _fullest(profile, owners, wanted) <= points_slack:
+            break
+    return owners if method == "morton" else _refined(profile, owners, hosts, wanted, weights, points_slack, seed)
+
+
+def _affordable_share(profile: Profile, wanted: np.ndarray, work_share: float, points_slack: float) -> float:
+    """Return how far work may count, up to ``work_share``, for a cut of the curve to keep to ``points_slack``."""
+    low, high = 0.0, work_share
+    if _fullest(profile, _cut(load(profile, high), wanted), wanted) <= points_slack:
+        return high
+    for _ in range(10):
+        middle = (low + high) / 2
+        fits = _fullest(profile, _cut(load(profile, middle), wanted), wanted) <= points_slack
+        low, high = (middle, high) if fits else (low, middle)
+    return low
+
+
+def _fullest(profile: Profile, owners: np.ndarray, wanted: np.ndarray) -> float:
+    """Return the points of the fullest rank over those it should have; of a rank that should have none, over the mean."""
+    points = np.bincount(owners, weights=profile.cell_sizes, minlength=len(wanted)) / max(profile.cell_sizes.sum(), 1)
+    return float((points / np.where(wanted > 0, wanted, 1 / len(wanted))).max())
 
 
 def load(profile: Profile, work_share: float) -> np.ndarray:
@@ -124,23 +151,20 @@ def _random(profile: Profile, wanted: np.ndarray, seed: int) -> np.ndarray:
     return owners
 
 
-def _morton(weights: np.ndarray, wanted: np.ndarray) -> np.ndarray:
-    return _cut(weights, wanted)
-
-
 def _cut(weights: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     """Cut a row of weights into consecutive parts of the wanted shares."""
     middle = np.cumsum(weights) - weights / 2
     return np.searchsorted(np.cumsum(wanted)[:-1] * weights.sum(), middle, side="right").astype(np.int64)
 
 
-def _metis(profile: Profile, hosts: np.ndarray, wanted: np.ndarray, weights: np.ndarray, seed: int) -> np.ndarray:
+def _metis(profile: Profile, hosts: np.ndarray, wanted: np.ndarray, weights: np.ndarray, seed: int,
+           imbalance: float) -> np.ndarray:
     """Partition cells and patches together, first over hosts, then each host's over its ranks."""
-    patch, cell, count = _edges(profile)
+    patch, cell, count = _edges(profile, seed)
     names = np.unique(hosts)
     owners = np.zeros(profile.n_cells, np.int64)
     shares = np.array([wanted[hosts == name].sum() for name in names])
-    cell_part, patch_part = _bisect(patch, cell, count, weights, shares, seed)
+    cell_part, patch_part = _bisect(patch, cell, count, weights, shares, seed, imbalance, HOST_CUTS)
     for i, name in enumerate(names):
         ranks = np.flatnonzero(hosts == name)
         mine = np.flatnonzero(cell_part == i)
@@ -150,22 +174,53 @@ def _metis(profile: Profile, hosts: np.ndarray, wanted: np.ndarray, weights: np.
         inside = (cell_part[cell] == i) & (patch_part[patch] == i)
         number = np.full(profile.n_cells, -1)
         number[mine] = np.arange(len(mine))
-        parts, _ = _bisect(patch[inside], number[cell[inside]], count[inside], weights[mine], wanted[ranks], seed)
+        parts, _ = _bisect(patch[inside], number[cell[inside]], count[inside], weights[mine], wanted[ranks], seed,
+                           imbalance, CUTS)
         owners[mine] = ranks[parts]
     return owners
 
 
-def _edges(profile: Profile) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return patch, cell and splats of the entries of every k-th view, k so that they are few enough."""
+def _edges(profile: Profile, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return patch, cell and splats of the entries of all views, or of as many at random as make few enough."""
     patch = profile.patch_of_entry()
-    every = -(-len(patch) // EDGES)
-    view = profile.patch_view[patch]
-    kept = view % every == 0 if every > 1 else slice(None)
+    if len(patch) <= EDGES:
+        return patch, profile.cells.astype(np.int64), profile.counts
+    chosen = np.zeros(profile.n_views, bool)
+    chosen[_some_views(profile, EDGES / len(patch), seed)] = True
+    kept = chosen[profile.patch_view[patch]]
     return patch[kept], profile.cells[kept].astype(np.int64), profile.counts[kept]
 
 
+def _some_views(profile: Profile, fraction: float, seed: int | list[int]) -> np.ndarray:
+    """Return a random fraction of the views, at least one: neighbours in a list of views look in ever the same ways."""
+    n = max(1, int(profile.n_views * min(fraction, 1)))
+    return np.random.default_rng(seed).permutation(profile.n_views)[:n]
+
+
+def _refined(profile: Profile, owners: np.ndarray, hosts: np.ndarray, wanted: np.ndarray, weights: np.ndarray,
+             points_slack: float, seed: int) -> np.ndarray:
+    """Return the owners after rounds of assigning patches to ranks and cells to the ranks of their patches."""
+    size = len(hosts)
+    if size == 1 or size * profile.n_cells > TABLE or profile.n_patches == 0:
+        return owners
+    of_view = np.searchsorted(profile.patch_view, np.arange(profile.n_views + 1))
+    for k in range(ROUNDS):
+        views = np.sort(_some_views(profile, PATCHES / profile.n_patches, [seed, k]))
+        part = profile.rows(np.concatenate([np.arange(of_view[v], of_view[v + 1]) for v in views]))
+        renders = assign(part.owned(owners, size), part.render_work(), hosts, slack=WORK_SLACK, speeds=wanted)
+        readers = np.bincount(renders[part.patch_of_entry()] * profile.n_cells + part.cells, weights=part.counts,
+                              minlength=size * profile.n_cells).astype(np.int64).reshape(size, -1)
+        readers[owners, np.arange(profile.n_cells)] += 1  # a cell that nobody reads stays
+        better = assign(readers, weights, hosts, slack=min(IMBALANCE**2, points_slack), speeds=wanted,
+                        receiver_slack=np.inf)
+        if _fullest(profile, better, wanted) > max(points_slack, _fullest(profile, owners, wanted)):
+            break
+        owners = better
+    return owners
+
+
 def _bisect(patch: np.ndarray, cell: np.ndarray, count: np.ndarray, weights: np.ndarray, shares: np.ndarray,
-            seed: int) -> tuple[np.ndarray, np.ndarray]:
+            seed: int, imbalance: float, cuts: int) -> tuple[np.ndarray, np.ndarray]:
     """Return the parts of cells (all of ``weights``) and of patches, by METIS on their graph."""
     import pymetis
 
@@ -182,7 +237,7 @@ def _bisect(patch: np.ndarray, cell: np.ndarray, count: np.ndarray, weights: np.
     columns = np.concatenate([patch_idx + n_cells, cell])[order]
     edge_weights = np.concatenate([count, count])[order]
     scaled = np.concatenate([np.maximum(np.rint(weights / weights.sum() * UNIT), 1), np.zeros(len(names))])
-    options = pymetis.Options(seed=seed, ufactor=30)
+    options = pymetis.Options(seed=seed, ufactor=max(1, int(1000 * (imbalance - 1))), ncuts=cuts)
     _, parts = pymetis.part_graph(n_parts, pymetis.CSRAdjacency(row_starts(rows, n), columns), vweights=scaled.astype(np.int64),
                                   eweights=edge_weights.astype(np.int64), tpwgts=(shares / shares.sum()).tolist(),
                                   recursive=False, options=options)

@@ -13,7 +13,7 @@ from ..assignment.solve import assign
 from ..distributed.exchange import Exchange, Plan
 from ..distributed.migrate import migrate
 from ..placement.partition import partition, relabel
-from ..placement.profile import Profile, count_access, merge
+from ..placement.profile import Profile, count_access, merge, row_starts
 from ..points.cells import cell_bounds, cell_of, morton_codes
 from ..points.store import PointStore
 from ..renderers.base import PointRenderer
@@ -178,7 +178,14 @@ class Placer:
         every = max(1, n_total // self.settings.placement.profile_points)
         own = count_access(self.renderer.at_step(max(step, 1)), self.store.values, cells, n_cells, self.views,
                            self.settings.patch_size, every)
-        return merge([Profile(*parts) for parts in self.world.collect(profile_parts(own))])
+        # As arrays, which may be large, and whose bytes are counted.
+        entries = np.stack([own.patch_of_entry(), own.cells.astype(np.int64), own.counts], axis=1)
+        lengths = self.exchange.stack("points", np.array([len(entries)]))[:, 0]
+        parts = np.split(self.exchange.gather(entries), np.cumsum(lengths)[:-1])
+        sizes = self.exchange.stack("points", own.cell_sizes)
+        centers = self.exchange.stack("points", own.cell_centers)
+        return merge([Profile(s, c, row_starts(part[:, 0], own.n_patches), part[:, 1].astype(np.int32), part[:, 2],
+                              own.patch_view, own.pixels) for s, c, part in zip(sizes, centers, parts, strict=True)])
 
     def _majority(self, cells: np.ndarray, n_cells: int) -> np.ndarray:
         """Collective. Return the rank that holds most points of each cell."""
@@ -191,11 +198,6 @@ class Placer:
         table = np.zeros((len(self.views), self.world.size))
         np.add.at(table, (profile.patch_view[patch], owners[profile.cells]), profile.counts)
         return table.argmax(axis=1)
-
-
-def profile_parts(profile: Profile) -> tuple[np.ndarray, ...]:
-    """Return the arrays of a profile, as its constructor takes them."""
-    return tuple(getattr(profile, name) for name in Profile.__dataclass_fields__)
 
 
 def free_memory() -> int:
