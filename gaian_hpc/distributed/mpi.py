@@ -10,6 +10,7 @@ import numpy as np
 from mpi4py import MPI
 
 from ..errors import ExchangeError, GaianError
+from .buffers import Buffers
 from .world import LINE, AgreedError, World, aligned, host_name
 
 
@@ -43,6 +44,7 @@ class MpiWorld(World):
         self.comm.Allgather(np.array([node.bcast(self.rank)], np.int64), first)
         node.Free()
         self.hosts = np.unique(first, return_inverse=True)[1].astype(np.int64)
+        self.buffers = Buffers()
         self._line = MPI.BYTE.Create_contiguous(LINE).Commit()
 
     def describe(self) -> str:
@@ -92,17 +94,13 @@ class MpiWorld(World):
         incoming[self.rank] = 0
         send_lines, send_starts = _lines(outgoing)
         receive_lines, receive_starts = _lines(incoming)
-        send = np.empty(int(send_lines.sum()) * LINE, np.uint8)
-        for dst, pieces in enumerate(messages):
-            at = int(send_starts[dst]) * LINE
-            for piece in pieces if dst != self.rank else ():
-                send[at:at + len(piece)] = piece
-                at += aligned(len(piece))
-        receive = np.empty(int(receive_lines.sum()) * LINE, np.uint8)
+        pieces = [() if dst == self.rank else message for dst, message in enumerate(messages)]
+        send = self.buffers.joined(pieces, send_starts, int(send_lines.sum()))
+        receive = self.buffers.empty(int(receive_lines.sum()))
         self.comm.Alltoallv([send, send_lines, send_starts, self._line],
                             [receive, receive_lines, receive_starts, self._line])
-        return [receive[s * LINE:s * LINE + n]
-                for s, n in zip(receive_starts.tolist(), incoming.tolist(), strict=True)]
+        return [self.buffers.part(receive, start, n)
+                for start, n in zip(receive_starts.tolist(), incoming.tolist(), strict=True)]
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
