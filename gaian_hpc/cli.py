@@ -77,7 +77,6 @@ def _run(program: str, words: Sequence[str]) -> int:
         hint = f"did you mean {near[0]!r}? " if near else ""
         raise SettingsError(f"unknown verb {name!r}; {hint}verbs: {', '.join(VERBS)}")
     from .config import LineParser
-
     from .distributed.world import require_one_rank
 
     verb = VERBS[name]
@@ -203,7 +202,7 @@ def _plan(parser: LineParser, words: Sequence[str]) -> int | None:
     parser.add_argument("--hosts", type=int, default=1, help="hosts they sit on")
     parser.add_argument("--views-per-rank", type=int, default=1, help="views of a step, over ranks")
     parser.add_argument("--patches", type=int, default=0,
-                        help="patches along a picture's longer side; 0 = 8, or those of the profile")
+                        help="patches along each side of a picture; 0 = 8, or those of the profile")
     parser.add_argument("--codec", choices=("fp32", "fp16", "bf16", "int8"), default="fp32",
                         help="form of splats and gradients")
     parser.add_argument("--curve", action="store_true", help="also with points ever more even, down to 1.05")

@@ -4,30 +4,45 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from gaian_hpc.assignment.solve import assign
+from gaian_hpc.data.patches import make_grid
 from gaian_hpc.data.profiles import read_profile
+from gaian_hpc.data.sampler import EpochSampler, StratifiedSampler
 from gaian_hpc.distributed.exchange import Layout
 from gaian_hpc.errors import DataError, PlacementError, SettingsError
 from gaian_hpc.placement.partition import partition
-from gaian_hpc.placement.profile import Profile, count_access
-from gaian_hpc.placement.report import Cost, measure, sample_units
+from gaian_hpc.placement.profile import Profile, count_patches
+from gaian_hpc.placement.report import Cost, homes, measure
 from gaian_hpc.points.cells import cell_bounds, cell_of, morton_codes
-from gaian_hpc.renderers.base import build_renderer
+from gaian_hpc.renderers.base import PointRenderer, build_renderer
 from gaian_hpc.settings import Settings
+from gaian_hpc.training.placer import CELLS_PER_RANK
 from gaian_hpc.training.start import open_scene, start_points
+from gaian_hpc.training.unit import PIXEL_WORK
 
 BASELINE = "random-whole-images"
 CURVE = (1.6, 1.4, 1.2, 1.1, 1.05)
-UNITS = 4
+UNITS, VIEWS = 4, 2048  # that means are taken over, both at least, as far as an epoch has them
 ID_BYTES = 4
 SCENE_PATCHES = 8
-CELL_POINTS = 256
+FOLLOWED = 100_000_000  # pairs of a point and a view that a scene's profile looks at; of more, every k-th point
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """A way to place points, to assign the pieces of views, and to batch views."""
+
+    placement: str
+    assignment: str
+    codec: str
+    points_slack: float
+    batches: str = "shuffled"
 
 
 def run_plan(path: Path | str, settings: Settings, options: Any, *, ranks: int, hosts: int, views_per_rank: int,
@@ -42,39 +57,57 @@ def run_plan(path: Path | str, settings: Settings, options: Any, *, ranks: int, 
         Of a training run; ``placement`` and ``exchange`` say how cells are placed and patches assigned.
     ranks, hosts, views_per_rank : int
     patches : int
-        Patches along a picture's longer side; 0 = 8, or those of the profile.
+        Patches along each side of a picture; 0 = 8, or those of the profile.
     codec : str
         Form of splats and gradients, as far as the method allows; the baseline is in fp32.
     curve : bool
         Also place by ``metis`` with the points ever more even.
+
+    Raises
+    ------
+    SettingsError
+        If a step needs more views than there are.
     """
-    host_of_rank = np.arange(ranks) * hosts // ranks
     path = Path(path)
-    whole, fine = from_file(path, patches) if path.is_file() else from_scene(path, settings, options, patches)
-    renderer = build_renderer(settings.method, options, "cpu")
-    units = sample_units(fine.n_views, min(views_per_rank * ranks, fine.n_views), UNITS, settings.seed)
-    s, e = settings.placement, settings.exchange
-
-    def locality(counts: np.ndarray, work: np.ndarray) -> np.ndarray:
-        return assign(counts, work, host_of_rank, slack=e.slack, host_factor=e.host_factor)
-
-    def contiguous(counts: np.ndarray, work: np.ndarray) -> np.ndarray:
-        return assign(counts, work, host_of_rank, method="contiguous")
-
-    def cost(profile: Profile, method: str, assigner: Callable, used: str, slack: float) -> Cost:
-        share = s.work_share if slack > CURVE[-1] else 0.0
-        owners = partition(fine, host_of_rank, method=method, work_share=share, points_slack=slack, seed=settings.seed)
-        return measure(profile, owners, host_of_rank, units, assigner, *record_bytes(renderer, used))
-
-    variants = {BASELINE: (whole, "random", contiguous, "fp32", s.points_slack),
-                **{m: (fine, m, locality, codec, s.points_slack) for m in ("random", "morton", "metis")}}
+    renderer = build_renderer(settings.method, options, "cpu", absgrad=settings.densify.absgrad)
+    whole, fine = from_file(path, patches) if path.is_file() else from_scene(path, settings, renderer, patches, ranks)
+    n_views = views_per_rank * ranks
+    if n_views > fine.n_views:
+        raise SettingsError(f"{path} has {fine.n_views} views to train on, but --ranks {ranks} with --views-per-rank "
+                            f"{views_per_rank} needs {n_views} a step; lower one of them")
+    slack = settings.placement.points_slack
+    variants = {BASELINE: Variant("random", "contiguous", "fp32", slack),
+                **{name: Variant(name, "locality", codec, slack) for name in ("random", "morton", "metis")},
+                "metis-stratified": Variant("metis", "locality", codec, slack, "stratified")}
     if curve:
-        variants |= {f"metis, points {slack:g}": (fine, "metis", locality, codec, slack) for slack in CURVE}
-    table = {name: {**dataclasses.asdict(cost(*variant)), "placement": variant[1],
-                    "assignment": "contiguous" if name == BASELINE else "locality", "codec": variant[3]}
-             for name, variant in variants.items()}
-    print(json.dumps(table) if as_json else report_text(table, fine, ranks, hosts, len(units[0])))
+        variants |= {f"metis, points {most:g}": Variant("metis", "locality", codec, most) for most in CURVE}
+    host_of_rank, placed, table = np.arange(ranks) * hosts // ranks, {}, {}
+    for name, v in variants.items():
+        if (v.placement, v.points_slack) not in placed:
+            placed[v.placement, v.points_slack] = partition(
+                fine, host_of_rank, method=v.placement, work_share=settings.placement.work_share,
+                points_slack=v.points_slack, seed=settings.seed)
+        cost = measured(v, whole if name == BASELINE else fine, placed[v.placement, v.points_slack], host_of_rank,
+                        n_views, settings, record_bytes(renderer, v.codec))
+        table[name] = {**dataclasses.asdict(cost), **dataclasses.asdict(v)}
+    print(json.dumps(table) if as_json else report_text(table, fine, ranks, hosts, n_views))
     return 0
+
+
+def measured(variant: Variant, profile: Profile, owners: np.ndarray, hosts: np.ndarray, n_views: int,
+             settings: Settings, record: tuple[float, float]) -> Cost:
+    """Return what a variant costs in steps of ``n_views`` views."""
+    e, views = settings.exchange, np.arange(profile.n_views)
+    sampler = EpochSampler(views, n_views, settings.seed)
+    if variant.batches == "stratified":
+        sampler = StratifiedSampler(views, n_views, settings.seed, homes(profile, owners, len(hosts)))
+    n_units = min(max(UNITS, -(-VIEWS // n_views)), max(1, len(views) // n_views))
+    units = [np.array(sampler.unit(step)) for step in range(n_units)]
+
+    def assigner(counts: np.ndarray, work: np.ndarray) -> np.ndarray:
+        return assign(counts, work, hosts, method=variant.assignment, slack=e.slack, host_factor=e.host_factor)
+
+    return measure(profile, owners, hosts, units, assigner, profile.render_work(PIXEL_WORK), *record)
 
 
 def check_plan(ranks: int, hosts: int, views_per_rank: int, patches: int) -> None:
@@ -104,27 +137,25 @@ def from_file(path: Path, patches: int) -> tuple[Profile, Profile]:
     if not patches or patches == side:
         return whole, fine
     if side % patches:
-        raise PlacementError(f"{path}: has {side} x {side} patches a view, which --patches {patches} does not divide; use "
-                             "a divisor")
+        raise PlacementError(f"{path}: has {side} x {side} patches a view, which --patches {patches} does not divide; "
+                             "use a divisor")
     return whole, fine.coarser(side, side // patches)
 
 
-def from_scene(path: Path, settings: Settings, options: Any, patches: int) -> tuple[Profile, Profile]:
+def from_scene(path: Path, settings: Settings, renderer: PointRenderer, patches: int,
+               ranks: int) -> tuple[Profile, Profile]:
     """Return the profiles of a scene's start points over its training views and over their patches."""
     scene = open_scene(path, settings.data)
-    renderer = build_renderer(settings.method, options, "cpu")
-    store = start_points(scene, settings, renderer.attributes)
-    means = store.raw["means"]
+    points = start_points(scene, settings, renderer.attributes).values
+    means = points["means"]
     codes = morton_codes(means, means.min(axis=0), means.max(axis=0))
-    bounds = cell_bounds(np.sort(codes), max(store.n // CELL_POINTS, min(store.n, 4096)))
+    bounds = cell_bounds(np.sort(codes), max(len(codes) // settings.placement.cell_points, CELLS_PER_RANK * ranks))
     views = [scene.views[i] for i in scene.train_idx.tolist()]
-    longest = max(max(v.width, v.height) for v in views)
-    every = max(1, store.n // settings.placement.profile_points)
-
-    def profile(patch_size: int) -> Profile:
-        return count_access(renderer, store.values, cell_of(codes, bounds), len(bounds) + 1, views, patch_size, every)
-
-    return profile(longest), profile(-(-longest // (patches or SCENE_PATCHES)))
+    every = -(-len(codes) * len(views) // FOLLOWED)
+    whole, fine = (count_patches(renderer, points, cell_of(codes, bounds), len(bounds) + 1,
+                                 [make_grid(view, side) for view in views], every)
+                   for side in (1, patches or SCENE_PATCHES))
+    return whole, fine
 
 
 def record_bytes(renderer: Any, codec: str) -> tuple[float, float]:
@@ -139,11 +170,13 @@ def report_text(table: dict[str, dict[str, Any]], profile: Profile, ranks: int, 
     """Return the costs side by side."""
     base = table[BASELINE]
     lines = [f"{profile.cell_sizes.sum():,} points in {profile.n_cells:,} cells, {profile.n_views:,} views of "
-             f"{profile.n_patches / profile.n_views:.0f} patches; {ranks} ranks on {hosts} hosts, {n_views} views a step",
+             f"{profile.n_patches / profile.n_views:.0f} patches; {ranks} ranks on {hosts} hosts, {n_views} "
+             "views a step",
              f"{'':<22}{'MB a step':>11}{'less':>7}{'between hosts':>15}{'less':>7}{'most to one':>13}"
              f"{'points':>8}{'work':>6}"]
     for name, row in table.items():
-        less, far_less = (f"{1 - row[k] / base[k]:.0%}" if base[k] else "-" for k in ("bytes_total", "bytes_inter_host"))
+        less, far_less = (f"{1 - row[k] / base[k]:.0%}" if base[k] else "-"
+                          for k in ("bytes_total", "bytes_inter_host"))
         lines.append(f"{name:<22}{row['bytes_total'] / 1e6:>11.2f}{less:>7}{row['bytes_inter_host'] / 1e6:>15.2f}"
                      f"{far_less:>7}{row['bytes_max_receiver'] / 1e6:>13.3f}{row['balance_points']:>8.2f}"
                      f"{row['balance_work']:>6.2f}")

@@ -19,8 +19,8 @@ def read_profile(path: Path | str) -> tuple[Profile, Profile | None]:
     """Return the profile over whole views of an ``.npz`` file, and the one over its patches if it has that.
 
     The file holds ``size`` (G,) and ``centre`` (G, 3) of cells in the order of a space-filling curve, and ``indptr``,
-    ``indices``, ``counts``: compressed sparse rows, view → (cell, points read). ``patch_indptr`` … are the same over the
-    patches of a square grid per view, view after view and row after row.
+    ``indices``, ``counts``: compressed sparse rows, view → (cell, points read). ``patch_indptr`` … are the same over
+    the patches of a square grid per view, view after view and row after row.
 
     Raises
     ------
@@ -35,8 +35,8 @@ def read_profile(path: Path | str) -> tuple[Profile, Profile | None]:
         raise DataError(f"{path}: cannot be read as a profile (.npz): {error}") from None
     missing = [name for name in ("size", "centre", *_WHOLE) if name not in arrays]
     if missing:
-        raise DataError(f"{path}: not a profile, the array {missing[0]!r} is missing; write one with size, centre, indptr, "
-                        "indices and counts")
+        raise DataError(f"{path}: not a profile, the array {missing[0]!r} is missing; write one with size, centre, "
+                        "indptr, indices and counts")
     n_views = len(arrays["indptr"]) - 1
     whole = _profile(path, arrays, _WHOLE, 1)
     if not set(_PATCHES) <= arrays.keys():
@@ -55,8 +55,8 @@ def _profile(path: Path, arrays: dict[str, np.ndarray], names: tuple[str, ...], 
     sound = (indptr.ndim == 1 and len(indptr) > 1 and indptr[0] == 0 and (np.diff(indptr) >= 0).all()
              and indptr[-1] == len(cells) == len(counts) and len(arrays["centre"]) == len(sizes))
     if not sound or (len(cells) and not (0 <= cells.min() and cells.max() < len(sizes) and counts.min() >= 0)):
-        raise DataError(f"{path}: {names[0]}, {names[1]} and {names[2]} contradict each other or the {len(sizes)} cells; "
-                        "write the profile again")
+        raise DataError(f"{path}: {names[0]}, {names[1]} and {names[2]} contradict each other or the {len(sizes)} "
+                        "cells; write the profile again")
     n_patches = len(indptr) - 1
     return Profile(sizes, np.asarray(arrays["centre"], np.float32), indptr.astype(np.int64), cells.astype(np.int32),
                    counts.astype(np.int64), (np.arange(n_patches) // side**2).astype(np.int32),
