@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +12,7 @@ import numpy as np
 from ..errors import DataError
 from ..placement.profile import Profile
 
+_CELLS = ("size", "centre")
 _WHOLE = ("indptr", "indices", "counts")
 _PATCHES = ("patch_indptr", "patch_indices", "patch_counts")
 
@@ -30,13 +32,21 @@ def read_profile(path: Path | str) -> tuple[Profile, Profile | None]:
     path = Path(path)
     try:
         with np.load(path, allow_pickle=False) as file:
-            arrays = {name: file[name] for name in file.files}
-    except (OSError, ValueError, zipfile.BadZipFile) as error:
+            arrays = {name: file[name] for name in (*_CELLS, *_WHOLE, *_PATCHES) if name in file}
+    # A lone .npy array is no context manager; what is cut off or overwritten shows in any of the others.
+    except (OSError, EOFError, ValueError, TypeError, zipfile.BadZipFile, zlib.error) as error:
         raise DataError(f"{path}: cannot be read as a profile (.npz): {error}") from None
-    missing = [name for name in ("size", "centre", *_WHOLE) if name not in arrays]
+    missing = [name for name in (*_CELLS, *_WHOLE) if name not in arrays]
     if missing:
         raise DataError(f"{path}: not a profile, the array {missing[0]!r} is missing; write one with size, centre, "
                         "indptr, indices and counts")
+    for name, array in arrays.items():
+        if array.dtype.kind not in ("fiu" if name == "centre" else "iu") or array.ndim != 1 + (name == "centre"):
+            raise DataError(f"{path}: array {name} holds {array.dtype} in {array.ndim} dimensions; it must be a row of "
+                            "whole numbers, and centre (G, 3) numbers; write the profile again")
+    if arrays["size"].min(initial=0) < 0 or arrays["size"].sum() == 0:
+        raise DataError(f"{path}: array size must hold the points of each cell, none negative and not all zero; write "
+                        "the profile again")
     n_views = len(arrays["indptr"]) - 1
     whole = _profile(path, arrays, _WHOLE, 1)
     if not set(_PATCHES) <= arrays.keys():
@@ -53,7 +63,7 @@ def _profile(path: Path, arrays: dict[str, np.ndarray], names: tuple[str, ...], 
     indptr, cells, counts = (np.asarray(arrays[name]) for name in names)
     sizes = np.asarray(arrays["size"], np.int64)
     sound = (indptr.ndim == 1 and len(indptr) > 1 and indptr[0] == 0 and (np.diff(indptr) >= 0).all()
-             and indptr[-1] == len(cells) == len(counts) and len(arrays["centre"]) == len(sizes))
+             and indptr[-1] == len(cells) == len(counts) and arrays["centre"].shape == (len(sizes), 3))
     if not sound or (len(cells) and not (0 <= cells.min() and cells.max() < len(sizes) and counts.min() >= 0)):
         raise DataError(f"{path}: {names[0]}, {names[1]} and {names[2]} contradict each other or the {len(sizes)} "
                         "cells; write the profile again")
