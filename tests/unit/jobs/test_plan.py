@@ -145,7 +145,8 @@ def damaged(arrays, key, change):
 
 @pytest.mark.parametrize(("key", "change"), [
     ("indices", lambda a: a + 10_000), ("indices", lambda a: a - 1000), ("counts", lambda a: -a),
-    ("indptr", lambda a: a[::-1]), ("indptr", lambda a: a[:-1]), ("indptr", lambda a: a[:1]), ("centre", lambda a: a[:3]),
+    ("indptr", lambda a: a[::-1]), ("indptr", lambda a: a[:-1]), ("indptr", lambda a: a[:1]),
+    ("centre", lambda a: a[:3]),
     ("counts", lambda a: a[:-1]), ("counts", lambda a: a.astype(object)), ("counts", lambda a: a.reshape(1, -1)),
     ("patch_indptr", lambda a: a[:-2]), ("patch_indices", lambda a: a.astype(float) * np.nan),
     ("size", lambda a: a.astype(str)), ("size", lambda a: -a), ("size", lambda a: a * 0),
