@@ -219,8 +219,8 @@ class ExchangeSettings:
     Parameters
     ----------
     codec : str
-        Form of splats, of their gradients and of the pixels at patch borders, as far as the method allows it for each of its
-        fields; all but fp32 lose digits.
+        Form of splats, of their gradients and of the pixels at patch borders, as far as the method allows it for each
+        of its fields; all but fp32 lose digits.
     fields : str
         Codec by field name, over what the method allows: ``colors=int8,means2d=fp32``.
     assignment : str
@@ -249,8 +249,8 @@ class PlacementSettings:
     Parameters
     ----------
     method : str
-        ``metis`` partitions the graph of cells and patches, ``morton`` cuts a space-filling curve, ``random`` deals cells
-        out.
+        ``metis`` partitions the graph of cells and patches, ``morton`` cuts a space-filling curve, ``random`` deals
+        cells out.
     work_share : float
         Part of a rank's load that is its points' share of the render work; the rest is their number.
     points_slack : float

@@ -124,7 +124,8 @@ def report_text(result: dict[str, Any]) -> str:
     ranks = f"{result['ranks']} ranks of " if result["ranks"] > 1 else ""
     return (f"{result['ms']:.1f} ms a step (median of {result['repeats']}), {result['n_points']:,} points of which "
             f"{result['n_scope']:,} in view, {result['width']} x {result['height']}, "
-            f"{ranks}{result['threads']} threads, {result['bytes_per_point']} bytes a point\n" + format_phases(result["phases_ms"]))
+            f"{ranks}{result['threads']} threads, {result['bytes_per_point']} bytes a point\n"
+            + format_phases(result["phases_ms"]))
 
 
 def resized(view: View, width: int, height: int) -> View:

@@ -6,11 +6,10 @@
 # The environment that has `gaian`:
 source "${SLURM_SUBMIT_DIR:-.}/.venv/bin/activate"
 
-# What starts the ranks. `srun --mpi=list` tells what this Slurm offers:
-#   MPICH (what pip installs with this package): srun --mpi=pmi2, or mpirun
-#   Open MPI: srun --mpi=pmix, or mpirun
-# Left empty, it is srun --mpi=pmi2 where Slurm has that, else mpirun.
-GAIAN_LAUNCH=${GAIAN_LAUNCH:-}
+# What starts the ranks, without their number. `srun --mpi=list` tells what this Slurm offers:
+#   MPICH (what pip installs with this package): mpirun -bind-to core:$SLURM_CPUS_PER_TASK, or srun --mpi=pmi2
+#   Open MPI: mpirun --map-by slot:PE=$SLURM_CPUS_PER_TASK --bind-to core, or srun --mpi=pmix
+GAIAN_LAUNCH=${GAIAN_LAUNCH:-mpirun -bind-to core:${SLURM_CPUS_PER_TASK:-1}}
 
 # Compiled kernels are cached beside the package. Where nodes have different processors or may not write there:
 #   export NUMBA_CACHE_DIR=$HOME/.cache/gaian/$(uname -m)-$SLURM_JOB_PARTITION

@@ -1,7 +1,7 @@
 """Forms in which arrays cross ranks: fp32 exact; fp16, bf16 and int8 shorter and lossy.
 
-fp16 is scaled by a power of two per message and field, so that gradients of a mean over a million pixels stay within its
-range. int8 has one float32 scale for :data:`BLOCK` values; where a field is additive, :class:`Feedback` adds to the
+fp16 is scaled by a power of two per message and field, so that gradients of a mean over a million pixels stay within
+its range. int8 has one float32 scale for :data:`BLOCK` values; where a field is additive, :class:`Feedback` adds to the
 next message what the rounding of the last one lost (error feedback: Seide et al. 2014; Karimireddy et al. 2019).
 """
 
@@ -68,8 +68,8 @@ def encode(values: np.ndarray, codec: str) -> np.ndarray:
         return flat.view(np.uint8)
     top = float(np.max(np.abs(flat)))
     if not np.isfinite(top):
-        raise ExchangeError(f"a value to be sent as {codec} is {top}; lower --optimizer.lr_scale, or check the start points "
-                            "for huge values")
+        raise ExchangeError(f"a value to be sent as {codec} is {top}; lower --optimizer.lr_scale, or check the start "
+                            "points for huge values")
     if codec == "bf16":
         return _to_bf16(flat.view(np.uint32)).view(np.uint8)
     if codec == "fp16":

@@ -1,8 +1,9 @@
 """Splats from their owners to where they are rendered, and their gradients back, by one plan.
 
-A unit of views is cut into patches; rank r reads counts[r, p] splats of patch p from its own shard, and renders[p] is the
-rank that renders the patch. Both are known alike on every rank, so no message says how long it is. A pair (splat, patch)
-crosses once each way. Splats of a patch are merged by their ids: what a patch is made of does not depend on who sent what.
+A unit of views is cut into patches; rank r reads counts[r, p] splats of patch p from its own shard, and renders[p] is
+the rank that renders the patch. Both are known alike on every rank, so no message says how long it is. A pair (splat,
+patch) crosses once each way. Splats of a patch are merged by their ids: what a patch is made of does not depend on
+who sent what.
 """
 
 from __future__ import annotations

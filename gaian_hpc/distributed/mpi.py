@@ -32,11 +32,12 @@ class MpiWorld(World):
 
     def __init__(self, expected: int, comm: MPI.Intracomm = MPI.COMM_WORLD):
         if comm.Get_size() != expected:
-            raise ExchangeError(f"the launcher started {expected} ranks, but MPI ({_library()}) sees {comm.Get_size()}; "
-                                "use the mpirun or srun --mpi=… that belongs to this MPI")
+            raise ExchangeError(f"the launcher started {expected} ranks, but MPI ({_library()}) sees "
+                                f"{comm.Get_size()}; use the mpirun or srun --mpi=… that belongs to this MPI")
         if MPI.Query_thread() < MPI.THREAD_FUNNELED:
             raise ExchangeError(f"rank {comm.Get_rank()} of {expected}: MPI ({_library()}) gives no thread level of at "
-                                "least MPI_THREAD_FUNNELED; unset MPI4PY_RC_THREAD_LEVEL, or use an MPI built with threads")
+                                "least MPI_THREAD_FUNNELED; unset MPI4PY_RC_THREAD_LEVEL, or use an MPI built with "
+                                "threads")
         self.comm = comm.Dup()
         self.rank, self.size = self.comm.Get_rank(), self.comm.Get_size()
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)

@@ -1,9 +1,9 @@
 """The program beside the ranks of a host that tells which of them was killed; run by path, it needs nothing but Python.
 
-A rank that is killed (by the kernel for its memory, most often) cannot say so itself, launchers tell a process number at
-best, and they kill the other ranks before these could notice. So a process of its own waits for the end of all of them.
-Arguments: what a message begins with, the number of ranks of the run, a file with a byte per rank that is one once the
-rank has told why it ends, then RANK:PID for each rank of this host. It ends when its standard input does.
+A rank that is killed (by the kernel for its memory, most often) cannot say so itself, launchers tell a process number
+at best, and they kill the other ranks before these could notice. So a process of its own waits for the end of all of
+them. Arguments: what a message begins with, the number of ranks of the run, a file with a byte per rank that is one
+once the rank has told why it ends, then RANK:PID for each rank of this host. It ends when its standard input does.
 """
 
 from __future__ import annotations

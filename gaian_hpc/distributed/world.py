@@ -19,7 +19,7 @@ import numpy as np
 from ..errors import ExchangeError, GaianError, SettingsError
 
 LINE = 64
-"""Bytes of the unit that messages are counted in: an MPI count of 2³¹ − 1 lines is 137 GB, whatever the MPI's own ints."""
+"""Bytes of the unit that messages are counted in: 2³¹ − 1 of them, the most that a C int counts, are 137 GB."""
 
 ALIGNMENT = 8
 """Bytes at whose multiples the pieces of a message begin, so that they can be read in place."""
@@ -151,8 +151,8 @@ class AgreedError(ExchangeError):
 def expected_ranks() -> int:
     """Return the number of ranks that a launcher says it started; 1 without a launcher.
 
-    Hydra and Slurm's PMI-1/2 set ``PMI_SIZE``, Open MPI its own variable. A Slurm step without either (PMIx, or none) tells
-    its number of tasks.
+    Hydra and Slurm's PMI-1/2 set ``PMI_SIZE``, Open MPI its own variable. A Slurm step without either (PMIx, or none)
+    tells its number of tasks.
     """
     for name in ("PMI_SIZE", "OMPI_COMM_WORLD_SIZE"):
         if os.environ.get(name, "").isdigit():

@@ -55,9 +55,9 @@ class OutputGradients:
 class PointRenderer(Protocol):
     """A point-based differentiable renderer.
 
-    ``attributes`` are the trainable arrays of a point, ``splat_fields`` what a splat carries and ``gradient_fields`` what
-    ``render_vjp`` returns of it; both cross ranks. Row order is the caller's: splats of a patch arrive sorted by global
-    point id.
+    ``attributes`` are the trainable arrays of a point, ``splat_fields`` what a splat carries and ``gradient_fields``
+    what ``render_vjp`` returns of it; both cross ranks. Row order is the caller's: splats of a patch arrive sorted by
+    global point id.
     """
 
     name: str

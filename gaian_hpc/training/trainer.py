@@ -174,11 +174,12 @@ class Trainer:
 
     def _state(self) -> CheckpointState:
         test = set(self.scene.test_idx.tolist())
+        used = sorted(test | set(self.scene.train_idx.tolist()))
         return CheckpointState(
             step=self.step, settings=self.settings_text, method=self.settings.method, store=self.store,
             method_options=json.dumps(dataclasses.asdict(self.options)), scene_path=str(self.scene.path.resolve()),
             scene_fingerprint=self.fingerprint,
-            cameras=tuple(Camera(v, v.index in test) for v in self.scene.views), rng=RngState(self.settings.seed),
+            cameras=tuple(Camera(self.scene.views[i], i in test) for i in used), rng=RngState(self.settings.seed),
             trainer={"extent": self.scene.extent, "cap": self.cap},
             metrics=read_metrics(self.output / METRICS_NAME) if self.world.is_root else ())
 
@@ -235,8 +236,8 @@ class Trainer:
 class Journal:
     """What a run writes line by line, by the root: metrics, timings, progress on a terminal.
 
-    Lines of ``metrics.jsonl`` with ``exchange`` tell bytes sent since the last such line, over all ranks; they are there
-    on several ranks only. All other lines are the same on any number of ranks.
+    Lines of ``metrics.jsonl`` with ``exchange`` tell bytes sent since the last such line, over all ranks; they are
+    there on several ranks only. All other lines are the same on any number of ranks.
     """
 
     def __init__(self, trainer: Trainer, started: float):

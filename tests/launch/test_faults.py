@@ -19,7 +19,8 @@ SHORT = ("--steps", "4", "--threads", "1", "--log_every", "1", "--patch_size", "
 
 @pytest.fixture(scope="module")
 def scene(tmp_path_factory):
-    return write_city(tmp_path_factory.mktemp("city") / "scene", n_views=10, width=64, height=48, n_points=600, spacing=4.0)
+    folder = tmp_path_factory.mktemp("city") / "scene"
+    return write_city(folder, n_views=10, width=64, height=48, n_points=600, spacing=4.0)
 
 
 def errors_of(output: str) -> list[str]:

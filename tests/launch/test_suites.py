@@ -43,7 +43,8 @@ def test_a_failure_on_one_rank_fails_all_in_one_summary(suite):
 
 
 def test_a_rank_that_never_comes_is_not_waited_for_for_ever(suite):
-    done = suite("def test_it(world):\n    if world.rank:\n        time.sleep(1000)\n    world.barrier()", "--timeout=5")
+    source = "def test_it(world):\n    if world.rank:\n        time.sleep(1000)\n    world.barrier()"
+    done = suite(source, "--timeout=5")
     assert done.returncode != 0
 
 

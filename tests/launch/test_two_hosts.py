@@ -64,16 +64,16 @@ def command_of(mpi: str, agent: Path, n: int) -> tuple[list[str], dict[str, str]
     launcher = LAUNCHERS[mpi]()
     addresses = list(HOSTS.values())
     if mpi == "mpich":
-        words = ["-launcher", "ssh", "-launcher-exec", str(agent), "-localhost", addresses[0], "-hosts", ",".join(addresses),
-                 "-ppn", str(n), "-n", str(2 * n)]
+        words = ["-launcher", "ssh", "-launcher-exec", str(agent), "-localhost", addresses[0], "-hosts",
+                 ",".join(addresses), "-ppn", str(n), "-n", str(2 * n)]
         for name, value in (("UCX_TLS", "tcp,self"), ("UCX_NET_DEVICES", DEVICE), ("FI_TCP_IFACE", DEVICE),
                             ("FI_PROVIDER", "tcp"), ("MPIR_CVAR_CH4_NETMOD", "ucx")):
             words += ["-genv", name, value]
     else:
         words = ["--prtemca", "plm_ssh_agent", str(agent), "--host", ",".join(f"{a}:{n}" for a in addresses), "-n",
-                 str(2 * n), "--map-by", "node", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", "--mca", "pml",
-                 "ob1", "--mca", "btl", "tcp,self,sm", "--mca", "btl_tcp_if_include", "10.77.1.0/24", "--prtemca",
-                 "prte_if_include", "10.77.1.0/24"]
+                 str(2 * n), "--map-by", "node", "--bind-to", "none", "--mca", "mpi_yield_when_idle", "1", "--mca",
+                 "pml", "ob1", "--mca", "btl", "tcp,self,sm", "--mca", "btl_tcp_if_include", "10.77.1.0/24",
+                 "--prtemca", "prte_if_include", "10.77.1.0/24"]
         for name in ("MPI4PY_MPIABI", "MPI4PY_LIBMPI", "LD_LIBRARY_PATH"):
             words += ["-x", name]
     start = ["ip", "netns", "exec", "gaianA", "unshare", "-u", "sh", "-c", 'hostname gaianA; exec "$@"', "sh"]

@@ -25,7 +25,7 @@ def pytest_configure(config):
     if WITH_RANKS and comm.rank:
         reporter = config.pluginmanager.get_plugin("terminalreporter")
         if reporter is not None:
-            reporter._tw._file = open(os.devnull, "w")  # noqa: SIM115: as long as the process
+            reporter._tw._file = open(os.devnull, "w")
 
 
 @pytest.hookimpl(hookwrapper=True)

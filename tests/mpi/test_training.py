@@ -120,7 +120,8 @@ def test_the_placer_moves_points_on_its_own_and_does_not_change_the_bits(world, 
 
 
 @pytest.mark.parametrize("sizes", [(1, 4), (4, 1), (2, 3), (3, 2), (4, 2)])
-def test_a_run_goes_on_with_the_same_bits_on_any_other_number_of_ranks(world, sub_world, city, shared_tmp, alone, sizes):
+def test_a_run_goes_on_with_the_same_bits_on_any_other_number_of_ranks(world, sub_world, city, shared_tmp, alone,
+                                                                      sizes):
     sizes = [min(size, world.size) for size in sizes]
     for steps, size in zip((11, STEPS), sizes, strict=True):
         part = sub_world(size)

@@ -62,7 +62,7 @@ def test_a_fault_of_one_rank_is_raised_on_all_with_its_name_and_cause(world):
 def test_the_fault_that_all_ranks_raise_is_told_once(world):
     if world.size == 1:
         pytest.skip("one rank has no others")
-    with pytest.raises(AgreedError, match="^rank 0 of"), world.agreed():
+    with pytest.raises(AgreedError, match=r"^rank 0 of"), world.agreed():
         raise FileNotFoundError(2, "No such file or directory", "scene/images")
 
 

@@ -195,10 +195,17 @@ def test_bench_step_prints_a_table_by_default(city, capsys):
 
 
 @pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
-def test_several_ranks_are_refused_in_one_line(city, tmp_path, capsys, monkeypatch, variable):
+def test_several_ranks_are_refused_in_one_line(tmp_path, capsys, monkeypatch, variable):
     monkeypatch.setenv(variable, "2")
-    assert main(["train", str(city), "-o", str(tmp_path / "run"), "--steps", "1", "--threads", "1"]) == 2
-    assert capsys.readouterr().err.startswith("gaian train: error: started on 2 ranks, but this version trains on 1")
+    assert main(["evaluate", str(tmp_path / "run")]) == 2
+    assert "started on 2 ranks, but only `gaian train` and `gaian bench` use more than 1" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("variable", ["PMI_SIZE", "OMPI_COMM_WORLD_SIZE"])
+def test_ranks_that_mpi_does_not_see_are_refused(city, tmp_path, capsys, monkeypatch, variable):
+    monkeypatch.setenv(variable, "2")
+    assert main(["train", str(city), "-o", str(tmp_path / "run"), "--steps", "1", "--threads", "1"]) == 1
+    assert "the launcher started 2 ranks, but MPI" in capsys.readouterr().err
     assert not (tmp_path / "run").exists()
 
 

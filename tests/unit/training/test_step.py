@@ -14,8 +14,8 @@ from gaian_hpc.renderers.gaussian3d import Options
 from gaian_hpc.timing import PhaseTimer
 from gaian_hpc.training.densify import make_density
 from gaian_hpc.training.optimizer import Adam
-from gaian_hpc.training.step import SynchronousExecutor
 from gaian_hpc.training.start import start_points
+from gaian_hpc.training.step import SynchronousExecutor
 from tests.unit.runs import make_settings
 
 STEP = 9  # SH degree 1 with sh_every = 8

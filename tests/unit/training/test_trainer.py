@@ -181,7 +181,7 @@ def test_a_finished_run_resumed_stays_as_it_is(city, straight, tmp_path):
     ({"seed": 1}, {}, "seed was 0 and is now 1"),
     ({"horizon": 41}, {}, "horizon was 40 and is now 41"),
     ({"densify.cap": 141}, {}, "densify.cap was 140 and is now 141"),
-    ({"patch_size": 16}, {}, "patch_size was 512 and is now 16"),
+    ({"patch_size": 16}, {}, "patch_size was 192 and is now 16"),
     ({}, {"antialiased": True}, "renderer.antialiased was False and is now True"),
 ])
 def test_resuming_with_other_settings_is_refused_naming_the_setting(city, straight, changes, options, named):
