@@ -17,6 +17,7 @@ ROUNDS = 40  # of prices; at 128 ranks and 32,768 patches 100 rounds lower the c
 STEP = 0.25  # of a price per round, in the cost of a crossing splat, for a rank at twice its bound
 SLOWING = 8  # rounds after which steps are half as long
 SWEEPS = 8
+BLOCK = 1024
 
 
 def assign(counts: np.ndarray, work: np.ndarray, hosts: np.ndarray, *,
@@ -61,13 +62,14 @@ def assign(counts: np.ndarray, work: np.ndarray, hosts: np.ndarray, *,
     speed = speed / speed.mean()
     cap = slack * work.sum() / size * speed
     work_price, receipt_price = _prices(cost, counts, work, cap, float(receiver_slack), STEP * dearest)
-    _charge_receipt(cost, counts, receipt_price)
-    return _solve(cost, work, speed, cap, work_price)
+    # What a rank receives more for rendering a patch itself: splats of others, less gradients of its own.
+    cost += receipt_price.astype(np.float32)[:, None] * (counts.sum(axis=0) - 2 * counts).astype(np.float32)
+    return _solve(np.ascontiguousarray(cost.T), work, speed, cap, work_price)
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def crossing_cost(counts, host, host_factor):
-    """Return (P, R) float32: the cost of what each patch makes cross when rendered on each rank.
+    """Return (R, P) float32: the cost of what each patch makes cross when rendered on each rank.
 
     Parameters
     ----------
@@ -77,47 +79,44 @@ def crossing_cost(counts, host, host_factor):
     host_factor : float32
     """
     size, n_patches = counts.shape
-    cost = np.empty((n_patches, size), np.float32)
-    at_host = np.empty(host.max() + 1, np.float32)
-    for p in range(n_patches):
-        at_host[:] = 0
-        total = np.float32(0)
-        for r in range(size):
+    at_host = np.zeros((host.max() + 1, n_patches), np.float32)
+    total = np.zeros(n_patches, np.float32)
+    for r in range(size):
+        for p in range(n_patches):
             n = np.float32(counts[r, p])
-            at_host[host[r]] += n
-            total += n
-        for r in range(size):
-            near = at_host[host[r]]
-            cost[p, r] = host_factor * (total - near) + near - np.float32(counts[r, p])
+            at_host[host[r], p] += n
+            total[p] += n
+    cost = np.empty((size, n_patches), np.float32)
+    for r in range(size):
+        for p in range(n_patches):
+            near = at_host[host[r], p]
+            cost[r, p] = host_factor * (total[p] - near) + near - np.float32(counts[r, p])
     return cost
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _prices(cost, counts, work, cap, receiver_slack, step):
     """Return prices (R,) of a unit of work on each rank, and of a splat or gradient that it receives."""
-    n_patches, size = cost.shape
+    size, n_patches = cost.shape
     price, price_sum = np.zeros(size, np.float32), np.zeros(size)
     receipt, receipt_sum = np.zeros(size, np.float32), np.zeros(size)
-    total, owned = np.zeros(n_patches, np.float32), np.zeros(size)
+    total, owned = np.zeros(n_patches), np.zeros(size)
     for r in range(size):
         for p in range(n_patches):
-            total[p] += np.float32(counts[r, p])
-            owned[r] += counts[r, p]
+            total[p] += counts[r, p]
+        owned[r] = counts[r].sum()
     # In splats, so that a price of work compares with a cost.
     scale = total.sum() / max(work.sum(), 1e-300)
     short = (work * scale).astype(np.float32)
     load, received = np.empty(size), np.empty(size)
+    best = np.empty(n_patches, np.int32)
     for k in range(ROUNDS):
+        _cheapest(cost, price, short, best)
         load[:] = 0
         received[:] = owned  # as gradients, were nothing rendered at home
         for p in range(n_patches):
-            lowest, best = np.float32(np.inf), 0
-            for r in range(size):
-                value = cost[p, r] + price[r] * short[p]
-                if value < lowest:
-                    lowest, best = value, r
-            load[best] += work[p]
-            received[best] += total[p] - 2 * counts[best, p]
+            load[best[p]] += work[p]
+            received[best[p]] += total[p] - 2 * counts[best[p], p]
         length = step / (1 + k / SLOWING)
         most = receiver_slack * received.mean()
         for r in range(size):
@@ -131,15 +130,20 @@ def _prices(cost, counts, work, cap, receiver_slack, step):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
-def _charge_receipt(cost, counts, receipt_price):
-    """Add to the cost of each patch on each rank what the rank then receives more: splats, less gradients."""
-    n_patches, size = cost.shape
-    for p in range(n_patches):
-        total = 0
+def _cheapest(cost, price, short, best):
+    """Set ``best`` to the rank where each patch is cheapest with the price of its work, the first of several."""
+    size, n_patches = cost.shape
+    lowest = np.empty(BLOCK, np.float32)
+    for start in range(0, n_patches, BLOCK):  # blocks stay in the nearest cache; their inner loop is vectorised
+        n = min(BLOCK, n_patches - start)
+        block, weight, low = best[start:start + n], short[start:start + n], lowest[:n]
+        low[:] = np.inf
         for r in range(size):
-            total += counts[r, p]
-        for r in range(size):
-            cost[p, r] += np.float32(receipt_price[r] * (total - 2 * counts[r, p]))
+            row, rank, dear = cost[r, start:start + n], np.int32(r), price[r]
+            for i in range(n):
+                value = row[i] + dear * weight[i]
+                block[i] = rank if value < low[i] else block[i]
+                low[i] = min(value, low[i])
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -65,42 +65,52 @@ def partition(profile: Profile, hosts: np.ndarray, *, method: Literal["metis", "
         return _random(profile, wanted, seed)
     if method not in ("morton", "metis"):
         raise PlacementError(f"placement method is {method!r}; it must be metis, morton or random")
-    affordable = _affordable_share(profile, wanted, work_share, points_slack)
+    loads = point_and_work_loads(profile)
+    affordable = _affordable_share(loads, wanted, work_share, points_slack)
     for share in (affordable, 0.75 * affordable, 0.0):
-        weights = load(profile, share)
+        weights = _mixed(loads, share)
         owners = (_cut(weights, wanted) if method == "morton" else
                   _metis(profile, hosts, wanted, weights, seed, min(IMBALANCE, points_slack**0.5)))
-        if share == 0 or _fullest(profile, owners, wanted) <= points_slack:
+        if share == 0 or _fullest(loads, owners, wanted) <= points_slack:
             break
     if method == "morton":
         return owners
-    return _refined(profile, owners, hosts, wanted, weights, points_slack, seed)
+    return _refined(profile, owners, hosts, wanted, loads, share, points_slack, seed)
 
 
-def _affordable_share(profile: Profile, wanted: np.ndarray, work_share: float, points_slack: float) -> float:
+def point_and_work_loads(profile: Profile) -> tuple[np.ndarray, np.ndarray]:
+    """Return each cell's share of all points, and of all splats that are read, (G,) float64 each.
+
+    Where there are none of one kind, the other's shares stand for it.
+    """
+    points, work = profile.cell_sizes / max(profile.cell_sizes.sum(), 1), profile.read_work()
+    work = work / work.sum() if work.sum() > 0 else points
+    return points, work
+
+
+def _mixed(loads: tuple[np.ndarray, np.ndarray], work_share: float) -> np.ndarray:
+    """Return the load of each cell, (G,) float64 of sum 1."""
+    return (1 - work_share) * loads[0] + work_share * loads[1]
+
+
+def _affordable_share(loads: tuple[np.ndarray, np.ndarray], wanted: np.ndarray, work_share: float,
+                      points_slack: float) -> float:
     """Return how far work may count, up to ``work_share``, for a cut of the curve to keep to ``points_slack``."""
+    def fits(share: float) -> bool:
+        return _fullest(loads, _cut(_mixed(loads, share), wanted), wanted) <= points_slack
+
     low, high = 0.0, work_share
-    if _fullest(profile, _cut(load(profile, high), wanted), wanted) <= points_slack:
+    if fits(high):
         return high
     for _ in range(10):
         middle = (low + high) / 2
-        fits = _fullest(profile, _cut(load(profile, middle), wanted), wanted) <= points_slack
-        low, high = (middle, high) if fits else (low, middle)
+        low, high = (middle, high) if fits(middle) else (low, middle)
     return low
 
 
-def _fullest(profile: Profile, owners: np.ndarray, wanted: np.ndarray) -> float:
+def _fullest(loads: tuple[np.ndarray, np.ndarray], owners: np.ndarray, wanted: np.ndarray) -> float:
     """Return the points of the fullest rank over those it should have."""
-    points = np.bincount(owners, weights=profile.cell_sizes, minlength=len(wanted))
-    return float((points / wanted).max() / max(profile.cell_sizes.sum(), 1))
-
-
-def load(profile: Profile, work_share: float) -> np.ndarray:
-    """Return the load of each cell, (G,) float64 of sum 1: its points and the splats read of it, mixed."""
-    points, work = profile.cell_sizes / max(profile.cell_sizes.sum(), 1), profile.read_work()
-    if work.sum() == 0:
-        return points
-    return (1 - work_share) * points + work_share * work / work.sum()
+    return float((np.bincount(owners, weights=loads[0], minlength=len(wanted)) / wanted).max())
 
 
 def relabel(owners: np.ndarray, before: np.ndarray, sizes: np.ndarray, hosts: np.ndarray,
@@ -202,8 +212,8 @@ def _some_views(profile: Profile, fraction: float, seed: int | list[int]) -> np.
     return np.random.default_rng(seed).permutation(profile.n_views)[:n]
 
 
-def _refined(profile: Profile, owners: np.ndarray, hosts: np.ndarray, wanted: np.ndarray, weights: np.ndarray,
-             points_slack: float, seed: int) -> np.ndarray:
+def _refined(profile: Profile, owners: np.ndarray, hosts: np.ndarray, wanted: np.ndarray,
+             loads: tuple[np.ndarray, np.ndarray], work_share: float, points_slack: float, seed: int) -> np.ndarray:
     """Return the owners after rounds of assigning patches to ranks and cells to the ranks of their patches."""
     size = len(hosts)
     if size == 1 or size * profile.n_cells > TABLE or profile.n_patches == 0:
@@ -216,9 +226,9 @@ def _refined(profile: Profile, owners: np.ndarray, hosts: np.ndarray, wanted: np
         readers = np.bincount(renders[part.patch_of_entry()] * profile.n_cells + part.cells, weights=part.counts,
                               minlength=size * profile.n_cells).astype(np.int64).reshape(size, -1)
         readers[owners, np.arange(profile.n_cells)] += 1  # a cell that nobody reads stays
-        better = assign(readers, weights, hosts, slack=min(IMBALANCE**2, points_slack), speeds=wanted,
-                        receiver_slack=np.inf)
-        if _fullest(profile, better, wanted) > max(points_slack, _fullest(profile, owners, wanted)):
+        better = assign(readers, _mixed(loads, work_share), hosts, slack=min(IMBALANCE**2, points_slack),
+                        speeds=wanted, receiver_slack=np.inf)
+        if _fullest(loads, better, wanted) > max(points_slack, _fullest(loads, owners, wanted)):
             break
         owners = better
     return owners

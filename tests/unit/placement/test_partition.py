@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from gaian_hpc.errors import PlacementError
-from gaian_hpc.placement.partition import load, partition, relabel
+from gaian_hpc.placement.partition import partition, point_and_work_loads, relabel
 from tests.unit.placement.surveys import survey
 
 HOSTS = np.repeat(np.arange(4), 2)
@@ -63,10 +63,10 @@ def test_work_is_more_even_the_more_it_counts(profile):
     assert even[1] < 1.15 < even[0]
 
 
-def test_load_mixes_points_and_reads_and_sums_to_one(profile):
-    assert np.allclose(load(profile, 0.0), profile.cell_sizes / profile.cell_sizes.sum())
-    assert np.allclose(load(profile, 1.0), profile.read_work() / profile.read_work().sum())
-    assert np.isclose(load(profile, 0.3).sum(), 1)
+def test_loads_are_shares_of_points_and_of_reads(profile):
+    points, work = point_and_work_loads(profile)
+    assert np.allclose(points, profile.cell_sizes / profile.cell_sizes.sum())
+    assert np.allclose(work, profile.read_work() / profile.read_work().sum())
 
 
 @pytest.mark.parametrize("method", METHODS)
