@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from gaian_hpc.data.sampler import EpochSampler
+from gaian_hpc.data.sampler import EpochSampler, StratifiedSampler
 from gaian_hpc.errors import DataError
 
 SHAPES = [(1, 1), (7, 1), (10, 3), (10, 10), (10, 7), (11, 4), (12, 4), (5, 4), (43, 8), (100, 3)]
@@ -55,3 +55,35 @@ def test_views_are_shuffled_evenly():
 def test_more_views_per_step_than_there_are_is_refused(size):
     with pytest.raises(DataError, match=f"views_per_step is {size} but the scene has 5 training views"):
         EpochSampler(np.arange(5), size, seed=0)
+
+
+HOMES = np.repeat(np.arange(5), [40, 40, 20, 30, 70])
+
+
+@pytest.mark.parametrize("size", [10, 20, 25, 33])
+def test_stratified_units_draw_from_each_home_its_share_give_or_take_one(size):
+    sampler = StratifiedSampler(np.arange(200), size, seed=2, homes=HOMES)
+    shares = size * np.bincount(HOMES) / 200
+    for step in range(200 // size):
+        drawn = np.bincount(HOMES[list(sampler.unit(step))], minlength=5)
+        assert (np.abs(drawn - shares) <= 1 + 1e-9).all()
+    shuffled = [np.bincount(HOMES[list(EpochSampler(np.arange(200), size, 2).unit(s))], minlength=5) for s in range(4)]
+    assert max(np.abs(drawn - shares).max() for drawn in shuffled) > 1.5
+
+
+@pytest.mark.parametrize(("n", "size"), SHAPES)
+def test_stratified_epochs_are_permutations_and_their_units_without_repeats(n, size):
+    homes = np.random.default_rng(n).integers(0, 4, n) * 7
+    sampler = StratifiedSampler(np.arange(n) + 3, size, seed=4, homes=homes)
+    units = [sampler.unit(step) for step in range(3 * n)]
+    stream = [i for unit in units for i in unit]
+    for epoch in range(len(stream) // n):
+        assert sorted(stream[epoch * n:(epoch + 1) * n]) == list(range(3, n + 3))
+    assert all(len(set(unit)) == size for unit in units)
+    for step in (3 * n - 1, 0, n):
+        assert StratifiedSampler(np.arange(n) + 3, size, seed=4, homes=homes).unit(step) == units[step]
+
+
+def test_stratified_epochs_and_seeds_differ():
+    units = {StratifiedSampler(np.arange(200), 40, seed, HOMES).unit(step) for seed in (0, 1) for step in (0, 5, 10)}
+    assert len(units) == 6
