@@ -88,7 +88,7 @@ class StratifiedSampler(EpochSampler):
     """An :class:`EpochSampler` whose units draw evenly from each home of the views.
 
     Each home's views are spread evenly over the epoch in a random order and from a random start, so that any stretch of
-    an epoch holds each home's share of views, give or take one.
+    an epoch holds each home's share of views, less than two more or fewer.
 
     Parameters
     ----------

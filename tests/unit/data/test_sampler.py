@@ -61,14 +61,14 @@ HOMES = np.repeat(np.arange(5), [40, 40, 20, 30, 70])
 
 
 @pytest.mark.parametrize("size", [10, 20, 25, 33])
-def test_stratified_units_draw_from_each_home_its_share_give_or_take_one(size):
+def test_stratified_units_draw_from_each_home_nearly_its_share(size):
     sampler = StratifiedSampler(np.arange(200), size, seed=2, homes=HOMES)
     shares = size * np.bincount(HOMES) / 200
     for step in range(200 // size):
         drawn = np.bincount(HOMES[list(sampler.unit(step))], minlength=5)
-        assert (np.abs(drawn - shares) <= 1 + 1e-9).all()
+        assert (np.abs(drawn - shares) < 2).all()
     shuffled = [np.bincount(HOMES[list(EpochSampler(np.arange(200), size, 2).unit(s))], minlength=5) for s in range(4)]
-    assert max(np.abs(drawn - shares).max() for drawn in shuffled) > 1.5
+    assert max(np.abs(drawn - shares).max() for drawn in shuffled) > 2
 
 
 @pytest.mark.parametrize(("n", "size"), SHAPES)
