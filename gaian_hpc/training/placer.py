@@ -51,6 +51,7 @@ class Placer:
         self.shares = np.full(self.world.size, 1 / self.world.size)
         self.speeds = np.ones(self.world.size)
         self.homes = np.zeros(len(views), np.int64)
+        self.renders_here = np.ones(len(views), bool)
         self._forget()
 
     def assigner(self, unit: Unit, counts: np.ndarray, tiles: np.ndarray) -> np.ndarray:
@@ -81,7 +82,7 @@ class Placer:
             owners = relabel(new, before, profile.cell_sizes, world.hosts, self.shares)
         owners = world.broadcast(owners)
         moved = migrate(self.exchange, self.store, owners[cells])
-        self.homes = self._homes(profile, owners)
+        self._foresee(profile, owners)
         self._forget()
         n = world.stack(np.array([self.store.n]))[:, 0]
         log.info("step %d: points placed on %d ranks (%s): %s of %s moved, %s to %s on a rank", step, world.size,
@@ -192,12 +193,14 @@ class Placer:
         held = self.world.stack(np.bincount(cells, minlength=n_cells))
         return held.argmax(axis=0)
 
-    def _homes(self, profile: Profile, owners: np.ndarray) -> np.ndarray:
-        """Return the rank that holds most of what each training view reads."""
-        patch = np.repeat(np.arange(len(profile.patch_view)), np.diff(profile.indptr))
-        table = np.zeros((len(self.views), self.world.size))
-        np.add.at(table, (profile.patch_view[patch], owners[profile.cells]), profile.counts)
-        return table.argmax(axis=1)
+    def _foresee(self, profile: Profile, owners: np.ndarray) -> None:
+        """Find the rank that holds most of what each training view reads, and the views this rank may render."""
+        counts = profile.owned(owners, self.world.size)  # (R, P)
+        by_view = np.zeros((len(self.views), self.world.size), np.int64)
+        np.add.at(by_view, profile.patch_view, counts.T)
+        self.homes = by_view.argmax(axis=1)
+        self.renders_here = np.zeros(len(self.views), bool)
+        self.renders_here[profile.patch_view[counts.argmax(axis=0) == self.world.rank]] = True
 
 
 def free_memory() -> int:

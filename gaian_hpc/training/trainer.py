@@ -122,7 +122,9 @@ class Trainer:
         self.placer = Placer(self.exchange, self.renderer, self.store, [scene.views[i] for i in scene.train_idx],
                              settings)
         self.placer.place(self.step, "start")
-        self.sampler = make_sampler(scene, settings, self.placer.homes)
+        homes = (self.resumed.trainer if self.resumed else {}).get("homes", self.placer.homes.tolist())
+        self.homes = np.array(homes, np.int64)
+        self.sampler = make_sampler(scene, settings, self.homes)
 
     def run(self) -> RunResult:
         """Train up to ``settings.steps``, or until SIGTERM, SIGINT or SIGUSR1; a checkpoint is left in any case."""
@@ -180,8 +182,12 @@ class Trainer:
             method_options=json.dumps(dataclasses.asdict(self.options)), scene_path=str(self.scene.path.resolve()),
             scene_fingerprint=self.fingerprint,
             cameras=tuple(Camera(self.scene.views[i], i in test) for i in used), rng=RngState(self.settings.seed),
-            trainer={"extent": self.scene.extent, "cap": self.cap},
+            trainer={"extent": self.scene.extent, "cap": self.cap} | self._order(),
             metrics=read_metrics(self.output / METRICS_NAME) if self.world.is_root else ())
+
+    def _order(self) -> dict[str, list[int]]:
+        """Return what the order of views depends on besides the settings."""
+        return {"homes": self.homes.tolist()} if self.settings.batches == "stratified" else {}
 
     def _rebalance(self) -> None:
         """Let the placer look at what ranks took since its last look."""
@@ -192,7 +198,10 @@ class Trainer:
             self._seen = (own, render)
 
     def _schedule(self, first: int) -> Iterator[int]:
-        return itertools.chain.from_iterable(self.sampler.unit(s) for s in range(first, self.settings.steps))
+        """Yield the views to come whose pictures this rank is likely to need: where most of a patch's points live."""
+        place = {view: i for i, view in enumerate(self.scene.train_idx.tolist())}
+        views = itertools.chain.from_iterable(self.sampler.unit(s) for s in range(first, self.settings.steps))
+        return (v for v in views if self.placer.renders_here[place[v]])
 
     def _find(self, resume: bool) -> CheckpointState | None:
         path = self.world.broadcast(self._newest(resume) if self.world.is_root else None)

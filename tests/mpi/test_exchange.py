@@ -40,7 +40,7 @@ def test_every_pair_crosses_once_each_way(world, kind, next_id):
     rng = np.random.default_rng(world.size)
     owners, reads = scene(world.size, rng, kind)
     offset = next_id - 200
-    renders = np.zeros(N_PATCHES, np.int64) if kind == "one rank renders all" else rng.integers(0, world.size, N_PATCHES)
+    renders = rng.integers(0, world.size, N_PATCHES) * (kind != "one rank renders all")
     mine = np.flatnonzero(owners == world.rank)
     ids = mine + offset
     table = ArrayTable({f.name: values_of(mine, f.shape) for f in SPLATS}, len(mine))
@@ -60,8 +60,12 @@ def test_every_pair_crosses_once_each_way(world, kind, next_id):
         for f in GRADIENTS:
             assert (part[f.name] == values_of(mine[rows[p]], f.shape, 1 + p)).all()
     id_bytes = 4 if next_id <= 1 << 32 else 8
-    for phase, bytes_of in (("splats", lambda n: aligned(8 * n) + aligned(4 * n) + aligned(12 * n) + aligned(id_bytes * n)),
-                            ("gradients", lambda n: aligned(8 * n) + aligned(12 * n))):
+
+    def sizes(n, *widths):
+        return sum(aligned(width * n) for width in widths)
+
+    for phase, bytes_of in (("splats", lambda n: sizes(n, 8, 4, 12, id_bytes)),
+                            ("gradients", lambda n: sizes(n, 8, 12))):
         sent = exchange.ledger.sent[PHASES.index(phase)]
         pairs = plan.pairs() if phase == "splats" else plan.pairs().T
         assert sent[0] == bytes_of(pairs[world.rank, world.rank])
@@ -94,7 +98,8 @@ def test_a_message_of_more_than_two_gigabytes_arrives(world):
     piece = np.zeros(n if world.rank == 0 else 0, np.uint8)
     piece[-1:] = 7
     messages = [[piece] if dst == 1 else [] for dst in range(world.size)]
-    received = world.alltoall(messages if world.rank == 0 else [[]] * world.size,
-                              np.array([aligned(n) if world.rank == 1 and src == 0 else 0 for src in range(world.size)]))
+    sizes = np.zeros(world.size, np.int64)
+    sizes[0] = aligned(n) if world.rank == 1 else 0
+    received = world.alltoall(messages if world.rank == 0 else [[]] * world.size, sizes)
     if world.rank == 1:
         assert received[0][n - 1] == 7 and len(received[0]) == aligned(n)

@@ -147,6 +147,20 @@ def test_checkpoints_of_all_ranks_show_one_scene(world, city, shared_tmp, alone)
     assert np.isfinite(means).all()
 
 
+def test_one_ply_comes_from_any_number_of_shards(world, sub_world, city, shared_tmp):
+    from gaian_hpc.jobs.export import export
+
+    for size in {1, world.size}:
+        part = sub_world(size)
+        if part is not None:
+            train(city, shared_tmp / str(size), part)
+    world.barrier()
+    if world.is_root:
+        for size in {1, world.size}:
+            export(shared_tmp / str(size), shared_tmp / f"{size}.ply")
+        assert (shared_tmp / "1.ply").read_bytes() == (shared_tmp / f"{world.size}.ply").read_bytes()
+
+
 def test_more_ranks_than_points_leaves_some_empty_and_trains_on(world, city, shared_tmp):
     few = shared_tmp / "few.ply"
     if world.is_root:
@@ -217,3 +231,13 @@ def test_real_scenes_train_to_the_same_bits_for_a_hundred_steps(world, sub_world
     world.barrier()
     if world.is_root:
         shutil.rmtree(shared_tmp)
+
+
+def test_stratified_batches_visit_every_view_once_an_epoch_across_a_restart(world, city, shared_tmp):
+    changes = {"batches": "stratified", "views_per_step": 2}
+    trainer = train(city, shared_tmp, world, {**changes, "steps": 3})
+    world.barrier()
+    resumed = train(city, shared_tmp, world, {**changes, "steps": 9}, resume=True)
+    assert resumed.homes.tolist() == trainer.homes.tolist()
+    epochs = [v for step in range(8) for v in resumed.sampler.unit(step)]
+    assert sorted(epochs[:8]) == sorted(epochs[8:]) == sorted(resumed.scene.train_idx.tolist())
