@@ -70,7 +70,8 @@ def run_plan(path: Path | str, settings: Settings, options: Any, *, ranks: int, 
     """
     path = Path(path)
     renderer = build_renderer(settings.method, options, "cpu", absgrad=settings.densify.absgrad)
-    whole, fine = from_file(path, patches) if path.is_file() else from_scene(path, settings, renderer, patches, ranks)
+    is_profile = path.is_file() or path.suffix == ".npz"
+    whole, fine = from_file(path, patches) if is_profile else from_scene(path, settings, renderer, patches, ranks)
     n_views = views_per_rank * ranks
     if n_views > fine.n_views:
         raise SettingsError(f"{path} has {fine.n_views} views to train on, but --ranks {ranks} with --views-per-rank "

@@ -62,8 +62,7 @@ def assign(counts: np.ndarray, work: np.ndarray, hosts: np.ndarray, *,
     speed = speed / speed.mean()
     cap = slack * work.sum() / size * speed
     work_price, receipt_price = _prices(cost, counts, work, cap, float(receiver_slack), STEP * dearest)
-    # What a rank receives more for rendering a patch itself: splats of others, less gradients of its own.
-    cost += receipt_price.astype(np.float32)[:, None] * (counts.sum(axis=0) - 2 * counts).astype(np.float32)
+    _charge_receipt(cost, counts, receipt_price)
     return _solve(np.ascontiguousarray(cost.T), work, speed, cap, work_price)
 
 
@@ -106,7 +105,7 @@ def _prices(cost, counts, work, cap, receiver_slack, step):
             total[p] += counts[r, p]
         owned[r] = counts[r].sum()
     # In splats, so that a price of work compares with a cost.
-    scale = total.sum() / max(work.sum(), 1e-300)
+    scale = total.sum() / work.sum() if work.sum() > 0 else 0.0
     short = (work * scale).astype(np.float32)
     load, received = np.empty(size), np.empty(size)
     best = np.empty(n_patches, np.int32)
@@ -127,6 +126,16 @@ def _prices(cost, counts, work, cap, receiver_slack, step):
             receipt_sum += receipt
     n = ROUNDS - (ROUNDS + 1) // 2
     return price_sum / n * scale, receipt_sum / n
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
+def _charge_receipt(cost, counts, receipt_price):
+    """Add to the cost of each patch on each rank what the rank then receives more: splats, less gradients."""
+    size, n_patches = cost.shape
+    total = counts.sum(axis=0)
+    for r in range(size):
+        for p in range(n_patches):
+            cost[r, p] += np.float32(receipt_price[r] * (total[p] - 2 * counts[r, p]))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -120,6 +120,11 @@ def test_patches_that_nobody_sees_and_that_cost_nothing_are_assigned():
     assert ((renders >= 0) & (renders < 4)).all()
 
 
+def test_patches_of_no_work_are_where_they_are_cheapest():
+    counts = unit(2)
+    assert np.array_equal(assign(counts, np.zeros(40), ONE_HOST, receiver_slack=100), counts.argmax(axis=0))
+
+
 def test_patches_without_splats_but_with_pixels_are_dealt_out():
     renders = assign(np.zeros((4, 40), int), np.ones(40), ONE_HOST)
     assert np.bincount(renders, minlength=4).max() <= 1.15 * 10
