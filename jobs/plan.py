@@ -62,20 +62,12 @@ def run_plan(path: Path | str, settings: Settings, options: Any, *, ranks: int, 
         Form of splats and gradients, as far as the method allows; the baseline is in fp32.
     curve : bool
         Also place by ``metis`` with the points ever more even.
-
-    Raises
-    ------
-    SettingsError
-        If a step needs more views than there are.
     """
     path = Path(path)
     renderer = build_renderer(settings.method, options, "cpu", absgrad=settings.densify.absgrad)
     is_profile = path.is_file() or path.suffix == ".npz"
     whole, fine = from_file(path, patches) if is_profile else from_scene(path, settings, renderer, patches, ranks)
-    n_views = views_per_rank * ranks
-    if n_views > fine.n_views:
-        raise SettingsError(f"{path} has {fine.n_views} views to train on, but --ranks {ranks} with --views-per-rank "
-                            f"{views_per_rank} needs {n_views} a step; lower one of them")
+    n_views = min(views_per_rank * ranks, fine.n_views)  # a step cannot hold a view twice; ranks share its patches
     slack = settings.placement.points_slack
     variants = {BASELINE: Variant("random", "contiguous", "fp32", slack),
                 **{name: Variant(name, "locality", codec, slack) for name in ("random", "morton", "metis")},

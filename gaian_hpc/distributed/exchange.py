@@ -158,16 +158,19 @@ class Exchange:
             All ids are below it; the same on every rank.
         """
         rank, pairs = self.world.rank, plan.pairs()
-        id_type = np.dtype(np.uint32 if next_id <= 1 << 32 else np.int64)
+        id_type = id_form(next_id)
 
         def sizes(counts: np.ndarray) -> np.ndarray:
             return np.array([self._forward.size(n) + aligned(n * id_type.itemsize) for n in counts.tolist()])
 
         self.ledger.add("splats", sizes(pairs[rank]), self.links)
-        messages = [self._pack_splats(plan, own, dst, id_type) for dst in range(self.world.size)]
+        messages = [self.pack_splats(own, plan.patches_of(dst), plan.counts[rank], id_type) if dst != rank else []
+                    for dst in range(self.world.size)]
         received = self.world.alltoall(messages, sizes(pairs[:, rank]))
         mine = plan.patches_of(rank)
-        parts = [self._unpack_splats(plan, own, src, mine, data, id_type) for src, data in enumerate(received)]
+        parts = [self.unpack_splats(data, plan.counts[src, mine], own.centers[mine], id_type) if src != rank else
+                 [(own.ids[own.rows[p]], own.table.take(own.rows[p])) for p in mine.tolist()]
+                 for src, data in enumerate(received)]
         return [merge(int(p), [part[i] for part in parts]) for i, p in enumerate(mine)]
 
     def reverse(self, plan: Plan, patches: Sequence[PatchSplats], v_splats: Sequence[ArrayTable]) -> list[ArrayTable]:
@@ -183,7 +186,7 @@ class Exchange:
         """
         rank, size, pairs = self.world.rank, self.world.size, plan.pairs()
         segments = [self._segments(plan, patch, v) for patch, v in zip(patches, v_splats, strict=True)]
-        messages = [self._pack_gradients([s[owner] for s in segments]) if owner != rank else []
+        messages = [self.pack_gradients([s[owner] for s in segments]) if owner != rank else []
                     for owner in range(size)]
         self.ledger.add("gradients", np.array([self._reverse.size(n) for n in pairs[:, rank].tolist()]), self.links)
         sizes = np.array([self._reverse.size(n) for n in pairs[rank].tolist()])
@@ -199,43 +202,49 @@ class Exchange:
                 out[p] = table
         return out
 
-    def _pack_splats(self, plan: Plan, own: OwnSplats, dst: int, id_type: np.dtype) -> list[np.ndarray]:
-        patches = plan.patches_of(dst)
-        if dst == self.world.rank or len(patches) == 0:
-            return []
+    def pack_splats(self, own: OwnSplats, patches: np.ndarray, counts: np.ndarray, id_type: np.dtype
+                    ) -> list[np.ndarray]:
+        """Return the pieces of a message with the ids and splats that ``patches`` read here, one after another.
+
+        Parameters
+        ----------
+        own : OwnSplats
+        patches : (Q,) int64
+        counts : (P,) int64
+            Splats that each patch of the unit reads here.
+        id_type : dtype
+            Of :func:`id_form`.
+        """
         every = np.arange(own.table.n_rows)
-        rows = np.concatenate([every[own.rows[p]] for p in patches.tolist()])
+        rows = np.concatenate([every[:0], *(every[own.rows[p]] for p in patches.tolist())])
         if len(rows) == 0:
             return []
-        centers = np.repeat(own.centers[patches], plan.counts[self.world.rank, patches], axis=0)
+        centers = np.repeat(own.centers[patches], counts[patches], axis=0)
         columns = {name: x[rows] for name, x in own.table.items()}
         return [own.ids[rows].astype(id_type).view(np.uint8), *self._forward.pack(columns, centers)]
 
-    def _unpack_splats(self, plan: Plan, own: OwnSplats, src: int, mine: np.ndarray, data: np.ndarray,
-                       id_type: np.dtype) -> list[tuple[np.ndarray, ArrayTable]]:
-        """Return ids and splats from ``src`` for each of this rank's patches."""
-        if src == self.world.rank:
-            return [(own.ids[own.rows[p]], own.table.take(own.rows[p])) for p in mine.tolist()]
-        counts = plan.counts[src, mine]
+    def unpack_splats(self, data: np.ndarray, counts: np.ndarray, centers: np.ndarray,
+                      id_type: np.dtype) -> list[tuple[np.ndarray, ArrayTable]]:
+        """Return ids and splats for each of some patches out of the message that :meth:`pack_splats` made.
+
+        Parameters
+        ----------
+        data : (n,) uint8
+        counts : (Q,) int64
+            Splats of each patch.
+        centers : (Q, 2) float32
+            Middle of each patch in pixels.
+        id_type : dtype
+        """
         n = int(counts.sum())
         ids = data[:n * id_type.itemsize].view(id_type).astype(np.int64)
-        centers = np.repeat(own.centers[mine], counts, axis=0)
-        table = self._forward.unpack(data[aligned(n * id_type.itemsize):], n, centers)
+        table = self._forward.unpack(data[aligned(n * id_type.itemsize):], n, np.repeat(centers, counts, axis=0))
         ends = np.cumsum(counts)
         return [(ids[stop - k:stop], part) for stop, k, part in zip(ends, counts, split(table, counts), strict=True)]
 
-    def _segments(self, plan: Plan, patch: PatchSplats, v: ArrayTable) -> list[tuple[np.ndarray, ArrayTable]]:
-        """Return ids and gradients of a patch by owner."""
-        counts = plan.counts[:, patch.index]
-        ids = patch.by_source(patch.ids)
-        table = ArrayTable({f.name: patch.by_source(v[f.name]) for f, _ in self._reverse.fields}, v.n_rows)
-        ends = np.cumsum(counts)
-        return [(ids[stop - k:stop], part) for stop, k, part in zip(ends, counts, split(table, counts), strict=True)]
-
-    def _pack_gradients(self, parts: list[tuple[np.ndarray, ArrayTable]]) -> list[np.ndarray]:
-        if not parts:
-            return []
-        ids = np.concatenate([i for i, _ in parts])
+    def pack_gradients(self, parts: list[tuple[np.ndarray, ArrayTable]]) -> list[np.ndarray]:
+        """Return the pieces of a message with the gradients of ids, given in parts, one after another."""
+        ids = np.concatenate([np.empty(0, np.int64), *(i for i, _ in parts)])
         if len(ids) == 0:
             return []
         columns = {f.name: np.concatenate([t[f.name] for _, t in parts]) for f, _ in self._reverse.fields}
@@ -247,6 +256,18 @@ class Exchange:
                 arrived = decode(piece, len(ids), field.shape, codec)
                 self._feedback[field.name].keep(ids, columns[field.name] - arrived)
         return pieces
+
+    def unpack_gradients(self, data: np.ndarray, n_rows: int) -> ArrayTable:
+        """Return the gradients of a message that :meth:`pack_gradients` made."""
+        return self._reverse.unpack(data, n_rows)
+
+    def _segments(self, plan: Plan, patch: PatchSplats, v: ArrayTable) -> list[tuple[np.ndarray, ArrayTable]]:
+        """Return ids and gradients of a patch by owner."""
+        counts = plan.counts[:, patch.index]
+        ids = patch.by_source(patch.ids)
+        table = ArrayTable({f.name: patch.by_source(v[f.name]) for f, _ in self._reverse.fields}, v.n_rows)
+        ends = np.cumsum(counts)
+        return [(ids[stop - k:stop], part) for stop, k, part in zip(ends, counts, split(table, counts), strict=True)]
 
 
 class Layout:
@@ -277,6 +298,11 @@ class Layout:
     @staticmethod
     def _moved(field: Field, codec: str, centers: np.ndarray | None) -> bool:
         return field.in_pixels and codec != "fp32" and centers is not None
+
+
+def id_form(next_id: int) -> np.dtype:
+    """Return the type that ids below ``next_id`` cross ranks as."""
+    return np.dtype(np.uint32 if next_id <= 1 << 32 else np.int64)
 
 
 def split(table: ArrayTable, counts: np.ndarray) -> list[ArrayTable]:

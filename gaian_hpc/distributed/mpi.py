@@ -11,7 +11,7 @@ from mpi4py import MPI
 
 from ..errors import ExchangeError, GaianError
 from .buffers import Buffers
-from .world import LINE, AgreedError, World, aligned, host_name
+from .world import LINE, AgreedError, PendingSum, World, aligned, host_name
 
 
 class MpiWorld(World):
@@ -76,6 +76,9 @@ class MpiWorld(World):
         self.comm.Allreduce(values, out)
         return out
 
+    def begin_sum(self, values: np.ndarray) -> PendingSum:
+        return _Sum(self.comm, np.ascontiguousarray(values))
+
     def gather(self, rows: np.ndarray) -> np.ndarray:
         rows = np.ascontiguousarray(rows)
         sizes = self.stack(np.array([len(rows)], np.int64))[:, 0]
@@ -119,6 +122,18 @@ class MpiWorld(World):
         faults = [f for f in self.collect(fault) if f is not None]
         if faults:
             raise AgreedError(*faults[0])
+
+
+class _Sum(PendingSum):
+    """A nonblocking all-reduce."""
+
+    def __init__(self, comm: MPI.Intracomm, values: np.ndarray):
+        super().__init__(np.empty_like(values))
+        self._sent = values  # MPI reads it until the sum is done
+        self._request = comm.Iallreduce(values, self.value)
+
+    def is_done(self) -> bool:
+        return self._request.Test()
 
 
 def _library() -> str:

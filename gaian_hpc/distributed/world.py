@@ -30,6 +30,23 @@ def aligned(n_bytes: int) -> int:
     return -(-n_bytes // ALIGNMENT) * ALIGNMENT
 
 
+class PendingSum:
+    """A sum over ranks that is under way; this one, of a single rank, is done at once.
+
+    Attributes
+    ----------
+    value : array
+        The sum, once :meth:`is_done`.
+    """
+
+    def __init__(self, value: np.ndarray):
+        self.value = value
+
+    def is_done(self) -> bool:
+        """Tell, without waiting, whether the sum is there."""
+        return True
+
+
 class World:
     """All ranks of a run; this class is a world of one.
 
@@ -91,6 +108,10 @@ class World:
     def sum(self, values: np.ndarray) -> np.ndarray:
         """Collective. Return the sum over ranks, for integers, or floats of which one rank only is not zero."""
         return values
+
+    def begin_sum(self, values: np.ndarray) -> PendingSum:
+        """Collective, in the same order on all ranks. Begin a :meth:`sum` without waiting for it."""
+        return PendingSum(values)
 
     def gather(self, rows: np.ndarray) -> np.ndarray:
         """Collective. Return the rows of all ranks in rank order, on every rank."""

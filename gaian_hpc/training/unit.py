@@ -77,8 +77,8 @@ class ShardUnit:
     tiles: np.ndarray
 
 
-def splat_unit(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, unit: Unit,
-               timer: PhaseTimer) -> ShardUnit:
+def splat_unit(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, unit: Unit, timer: PhaseTimer,
+               candidates: np.ndarray | None = None) -> ShardUnit:
     """Cull and splat a shard's points for every view of a unit, and find the splats that reach each patch.
 
     Parameters
@@ -90,9 +90,11 @@ def splat_unit(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, uni
     unit : Unit
     timer : PhaseTimer
         Phases cull, splat and patches.
+    candidates : (C,) int64, ascending, optional
+        Rows to look at; all by default.
     """
     with timer.region("cull"):
-        rows = tuple(renderer.cull(view, points) for view in unit.views)
+        rows = tuple(cull_rows(renderer, view, points, candidates) for view in unit.views)
     with timer.region("splat"):
         splats = tuple(renderer.splat(view, points, r) for view, r in zip(unit.views, rows, strict=True))
     with timer.region("patches"):
@@ -108,6 +110,18 @@ def splat_unit(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, uni
         centers = np.array([[(p.x0 + p.x1) / 2, (p.y0 + p.y1) / 2] for p in unit.patches], np.float32).reshape(-1, 2)
         own = OwnSplats(ids[np.concatenate(rows)], joined(splats), reached, centers)
     return ShardUnit(unit, rows, splats, own, counts, tiles)
+
+
+def cull_rows(renderer: PointRenderer, view: View, points: ArrayTable, candidates: np.ndarray | None) -> np.ndarray:
+    """Return the rows, of ``candidates`` or of all, that a view reads, ascending int64."""
+    if candidates is None or 2 * len(candidates) > points.n_rows:
+        rows = renderer.cull(view, points)
+        if candidates is None or len(candidates) == points.n_rows:
+            return rows
+        chosen = np.zeros(points.n_rows, bool)
+        chosen[candidates] = True
+        return rows[chosen[rows]]
+    return candidates[renderer.cull(view, points.take(candidates))]
 
 
 def joined(tables: Sequence[ArrayTable]) -> ArrayTable:
