@@ -283,6 +283,30 @@ class PlacementSettings:
 
 
 @dataclass(frozen=True)
+class PipelineSettings:
+    """How far ``sync = quality`` and ``sync = throughput`` run ahead.
+
+    Parameters
+    ----------
+    units : int
+        Units in flight, at most (K of Odin).
+    tolerance : float
+        ``throughput``: share of a unit's points that may be read before earlier updates of them are done, and size of
+        these updates beside the mean of their unit's (t of Odin).
+    window_mb : int
+        Memory of a rank that others write messages to, MiB.
+    render_ahead : bool
+        Render patches that no pending point is expected to reach before all points are there; what was expected
+        wrongly is rendered again.
+    """
+
+    units: int = ranged(4, 1, 64)
+    tolerance: float = ranged(0.2, 0, 1)
+    window_mb: int = ranged(64, 1)
+    render_ahead: bool = True
+
+
+@dataclass(frozen=True)
 class Settings:
     """All settings of a training run; those of the method itself are its ``Options``.
 
@@ -303,6 +327,9 @@ class Settings:
         Threads per rank; 0 = all cores this process may use.
     views_per_step : int
         Views of one unit (batch); learning rates and betas follow the square-root rule.
+    sync : str
+        ``barrier``: all ranks end a step together. ``quality``: a unit reads each point as soon as all earlier
+        updates of it are done, with the same result. ``throughput``: it also reads a bounded share of points before.
     batches : str
         ``shuffled``: units are cut from random epochs. ``stratified``: each draws evenly from the views that the ranks'
         points lie in, an epoch still visiting each view once; the order then depends on the number of ranks.
@@ -321,6 +348,7 @@ class Settings:
     seed: int = ranged(0, 0, 2**63 - 1)
     threads: int = ranged(0, 0)
     views_per_step: int = ranged(1, 1)
+    sync: Literal["barrier", "quality", "throughput"] = "barrier"
     batches: Literal["shuffled", "stratified"] = "shuffled"
     patch_size: int = ranged(192, 16)
     ssim_weight: float = ranged(0.2, 0, 1)
@@ -329,6 +357,7 @@ class Settings:
     densify: DensifySettings = field(default_factory=DensifySettings)
     placement: PlacementSettings = field(default_factory=PlacementSettings)
     exchange: ExchangeSettings = field(default_factory=ExchangeSettings)
+    pipeline: PipelineSettings = field(default_factory=PipelineSettings)
     checkpoint: CheckpointSettings = field(default_factory=CheckpointSettings)
     log_every: int = ranged(10, 1)
 

@@ -1,21 +1,23 @@
 """Ordered messages between ranks over one-sided MPI: no receiver has to be inside a receive (Odin's transport).
 
-Each rank has one window, allocated by MPI, with a ring of bytes for every other rank that writes to it, and two counters
-for each: *tail*, the bytes its writer has put into the ring so far, and *head*, the bytes that the reader at the other side
-has taken out of this rank's own messages to it. Only the writer of a ring raises its tail, only its reader raises its head.
+Each rank has one window, allocated by MPI, with a ring of bytes for every other rank that writes to it, and two
+counters for each: *tail*, the bytes its writer has put into the ring so far, and *head*, the bytes that the reader at
+the other side has taken out of this rank's own messages to it. Only the writer of a ring raises its tail, only its
+reader raises its head.
 
-Why this is correct under MPI's rules, in the separate as in the unified memory model, and without progress that MPI does not
-promise:
+Why this is correct under MPI's rules, in the separate as in the unified memory model, and without progress that MPI
+does not promise:
 
-- One epoch (``Lock_all``) lasts as long as the window. A writer puts bytes only where the reader has taken them out: between
-  the head it has read and one ring's length beyond. So no byte is ever read and written at once.
-- ``Put``, then ``Flush``: the bytes are in the target's public copy. Only then the tail is raised, by ``Accumulate`` with
-  ``REPLACE``, and flushed. Operations of two epochs' parts are ordered by the flush between them, whatever the network.
-- A reader reads counters by ``Get_accumulate`` with ``NO_OP`` from its own window: atomic with the writers' accumulates, element
-  by element. Having seen a tail it calls ``Win.Sync``, which brings the public copy into the private one; what it then
-  loads are the bytes that were flushed before the tail was raised.
-- Nothing happens at a target that does not enter MPI (over TCP both MPICH and Open MPI move nothing until it does). Every
-  :meth:`Channels.pump` enters MPI, and a rank that waits pumps; so two ranks that wait for each other always progress.
+- One epoch (``Lock_all``) lasts as long as the window. A writer puts bytes only where the reader has taken them out:
+  between the head it has read and one ring's length beyond. So no byte is ever read and written at once.
+- ``Put``, then ``Flush``: the bytes are in the target's public copy. Only then the tail is raised, by ``Accumulate``
+  with ``REPLACE``, and flushed. Operations of two epochs' parts are ordered by the flush between them, whatever the
+network. - A reader reads counters by ``Get_accumulate`` with ``NO_OP`` from its own window: atomic with the writers'
+  accumulates, element by element. Having seen a tail it calls ``Win.Sync``, which brings the public copy into the
+  private one; what it then loads are the bytes that were flushed before the tail was raised.
+- Nothing happens at a target that does not enter MPI (over TCP both MPICH and Open MPI move nothing until it does).
+  Every :meth:`Channels.pump` enters MPI, and a rank that waits pumps; so two ranks that wait for each other always
+  progress.
 """
 
 from __future__ import annotations
@@ -132,8 +134,8 @@ class Channels:
             fault = str(error)
         if any(f is not None for f in self._world.collect(fault)):
             raise ExchangeError(f"rank {self._world.rank} of {size}: MPI cannot allocate a window of "
-                                f"{self.window_bytes / 2**20:.0f} MiB ({size} rings of {self._ring / 2**20:.2f} MiB); lower "
-                                "--sync.window_mb")
+                                f"{self.window_bytes / 2**20:.0f} MiB ({size} rings of {self._ring / 2**20:.2f} MiB); "
+                                "lower --pipeline.window_mb")
         self._queues: list[deque[np.ndarray]] = [deque() for _ in range(size)]
         self._inboxes = [_Inbox(src) for src in range(size)]
         self._written = np.zeros(size, np.int64)

@@ -1,8 +1,10 @@
-"""Which points of a shard a unit may read: publication and validation, local to the owner (Odin, "predict and validate").
+"""Which points of a shard a unit may read: publication and validation, local to the owner (Odin, "predict and
+validate").
 
-Units are in flight in their order. To each, a point is *undecided* until its owner knows whether the unit reads it, then
-*read* until the unit's update of it is done, or *out*. A point is free for a unit when every earlier unit in flight has
-either left it out or updated it; only free points are published, so every unit reads what all earlier ones left behind.
+Units are in flight in their order. To each, a point is *undecided* until its owner knows whether the unit reads it,
+then *read* until the unit's update of it is done, or *out*. A point is free for a unit when every earlier unit in
+flight has either left it out or updated it; only free points are published, so every unit reads what all earlier ones
+left behind.
 """
 
 from __future__ import annotations

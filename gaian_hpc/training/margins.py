@@ -65,15 +65,15 @@ def exchange_margins(exchange: Exchange, plan: Plan, unit: Unit, images: Mapping
     pairs = pairs[(plan.renders[pairs[:, 0]] == rank) | (plan.renders[pairs[:, 1]] == rank)]
     to, origin = plan.renders[pairs[:, 0]], plan.renders[pairs[:, 1]]
     regions = {p: Region.of(unit.patches[p]) for p in images}
-    canvases = {p: _canvas(regions[p], image) for p, image in images.items()}
+    canvases = {p: canvas_of(regions[p], image) for p, image in images.items()}
     for p, q, *box in pairs[(to == rank) & (origin == rank)].tolist():
-        _window(canvases[p], regions[p], box)[:] = _cut(images[q], unit.patches[q], box)
+        window_of(canvases[p], regions[p], box)[:] = cut(images[q], unit.patches[q], box)
     if exchange.world.size > 1:
         _receive(exchange, unit, pairs, to, origin, images, canvases, codec)
     return canvases
 
 
-def _canvas(region: Region, image: np.ndarray) -> np.ndarray:
+def canvas_of(region: Region, image: np.ndarray) -> np.ndarray:
     """Return the pixels of a region, those of its patch filled in."""
     shape = (3, region.rows.stop - region.rows.start, region.columns.stop - region.columns.start)
     if shape == image.shape:
@@ -83,13 +83,14 @@ def _canvas(region: Region, image: np.ndarray) -> np.ndarray:
     return canvas
 
 
-def _window(canvas: np.ndarray, region: Region, box: list[int]) -> np.ndarray:
+def window_of(canvas: np.ndarray, region: Region, box: list[int]) -> np.ndarray:
     """Return the view of a region's pixels (3, h, w) that ``box`` y0, y1, x0, x1 of the picture covers."""
     y, x = region.rows.start, region.columns.start
     return canvas[:, box[0] - y:box[1] - y, box[2] - x:box[3] - x]
 
 
-def _cut(image: np.ndarray, patch: Patch, box: list[int]) -> np.ndarray:
+def cut(image: np.ndarray, patch: Patch, box: list[int]) -> np.ndarray:
+    """Return the pixels (3, h, w) of a rendered patch that ``box`` y0, y1, x0, x1 of the picture covers."""
     return image[:, box[0] - patch.y0:box[1] - patch.y0, box[2] - patch.x0:box[3] - patch.x0]
 
 
@@ -101,7 +102,7 @@ def _receive(exchange: Exchange, unit: Unit, pairs: np.ndarray, to: np.ndarray, 
     messages, incoming, sources = [], [], []
     for other in range(size):
         sent = pairs[(origin == rank) & (to == other)] if other != rank else pairs[:0]
-        flat = [_cut(images[q], unit.patches[q], box).reshape(-1) for _, q, *box in sent.tolist()]
+        flat = [cut(images[q], unit.patches[q], box).reshape(-1) for _, q, *box in sent.tolist()]
         messages.append([encode(np.concatenate(flat), codec)] if flat else [])
         sources.append(np.flatnonzero((origin == other) & (to == rank)) if other != rank else np.empty(0, np.int64))
         incoming.append(encoded_bytes(int(n_values[sources[-1]].sum()), codec))
@@ -113,5 +114,5 @@ def _receive(exchange: Exchange, unit: Unit, pairs: np.ndarray, to: np.ndarray, 
         flat = decode(data[:n_bytes], int(n_values[chosen].sum()), (), codec)
         for i, values in zip(chosen.tolist(), np.split(flat, np.cumsum(n_values[chosen])[:-1]), strict=True):
             p, _, *box = pairs[i].tolist()
-            window = _window(canvases[p], Region.of(unit.patches[p]), box)
+            window = window_of(canvases[p], Region.of(unit.patches[p]), box)
             window[:] = values.reshape(window.shape)

@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 SAMPLES = 65536  # codes, over all ranks, that the bounds of cells are chosen from
 CELLS_PER_RANK = 64
 SMOOTHING = 0.9  # of the running means of what steps measure
+TILES_PER_SPLAT = 6  # tiles of a splat within a patch, where only splats are counted: 311,000 of 50,000 points
 SETTLED = 20  # steps after a placement whose mean is what later steps are held against
 SPARE_MEMORY = 0.5  # share of a host's free memory for points; splats, pictures and edits need the rest
 
@@ -52,6 +53,7 @@ class Placer:
         self.speeds = np.ones(self.world.size)
         self.homes = np.zeros(len(views), np.int64)
         self.renders_here = np.ones(len(views), bool)
+        self._places = {view.index: i for i, view in enumerate(views)}
         self._forget()
 
     def assigner(self, unit: Unit, counts: np.ndarray, tiles: np.ndarray) -> np.ndarray:
@@ -66,6 +68,22 @@ class Placer:
         renders = np.asarray(renders, np.int64)
         self._observe(Plan(counts, renders))
         return renders
+
+    def predict(self, unit: Unit) -> np.ndarray:
+        """Return the render rank of each patch of a unit as the last profile foresees it, the same on every rank."""
+        if self.world.size == 1:
+            return np.zeros(len(unit.patches), np.int64)
+        s = self.settings.exchange
+        places = np.concatenate([self._patches_of(view) for view in unit.views])
+        counts = np.ascontiguousarray(self._foreseen[:, places])
+        work = counts.sum(axis=0) * TILES_PER_SPLAT + PIXEL_WORK * np.array([p.width * p.height for p in unit.patches])
+        return np.asarray(assign(counts, work, self.world.hosts, method=s.assignment, slack=s.slack, speeds=self.speeds,
+                                 host_factor=s.host_factor), np.int64)
+
+    def _patches_of(self, view: View) -> np.ndarray:
+        """Return the profile's patches of a training view."""
+        first = self._first_patch[self._places[view.index]]
+        return np.arange(first, self._first_patch[self._places[view.index] + 1])
 
     def place(self, step: int, reason: str) -> None:
         """Collective. Profile all points, partition them, and move each to its owner."""
@@ -196,6 +214,8 @@ class Placer:
     def _foresee(self, profile: Profile, owners: np.ndarray) -> None:
         """Find the rank that holds most of what each training view reads, and the views this rank may render."""
         counts = profile.owned(owners, self.world.size)  # (R, P)
+        self._foreseen = counts
+        self._first_patch = np.searchsorted(profile.patch_view, np.arange(len(self.views) + 1))
         by_view = np.zeros((len(self.views), self.world.size), np.int64)
         np.add.at(by_view, profile.patch_view, counts.T)
         self.homes = by_view.argmax(axis=1)

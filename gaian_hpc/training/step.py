@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -68,6 +68,15 @@ class SynchronousExecutor:
         if self.exchange is None:
             self.exchange = Exchange.local(self.renderer)
         self.n_total = int(self.exchange.world.sum(np.array([self.store.n]))[0])
+
+    def segment(self, steps: Sequence[int], unit_of: Callable[[int], Sequence[View]],
+                asked_to_stop: Callable[[], bool]) -> Iterator[StepReport]:
+        """Collective. Run ``steps``, one after the other, until a rank is asked to stop; yield their reports."""
+        for step in steps:
+            report = self.run(step, unit_of(step), asked_to_stop())
+            yield report
+            if report.stop:
+                return
 
     def run(self, step: int, views: Sequence[View], stop: bool = False) -> StepReport:
         """Collective. Edit the points where the step before calls for it, then train on one unit.

@@ -28,6 +28,7 @@ from ..config import SAVED_NAME, flatten, parse_toml, settings_to_toml
 from ..data.cache import PictureCache
 from ..data.sampler import EpochSampler, StratifiedSampler
 from ..data.scene import Scene
+from ..distributed.channels import Channels
 from ..distributed.codecs import parse_overrides
 from ..distributed.exchange import Exchange
 from ..distributed.ledger import as_table
@@ -39,6 +40,7 @@ from ..settings import Settings
 from ..timing import PhaseTimer
 from .densify import make_density
 from .optimizer import Adam
+from .pipeline import PipelinedExecutor
 from .placer import Placer
 from .progress import Progress
 from .start import determined_points, scene_fingerprint, start_points
@@ -139,23 +141,49 @@ class Trainer:
                                                         settings.data.prefetch))
             journal = stack.enter_context(Journal(self, started))
             pictures.schedule(self._schedule(first))
-            executor = SynchronousExecutor(self.renderer, self.store, self.optimizer, self.density, pictures, settings,
-                                           self.timer, self.exchange, self.placer.assigner)
+            executor = self._executor(pictures, stack)
             saved = first if self.resumed is not None else None
             stopped = False
             while self.step < settings.steps and not stopped:
-                views = [self.scene.views[i] for i in self.sampler.unit(self.step)]
-                self.step += 1
-                report = executor.run(self.step, views, stop.is_set())
-                stopped = report.stop
-                refuse_divergence(report, self.step, views)
-                journal.write(report, executor.n_total)
+                for report in executor.segment(self._segment(), self._unit, stop.is_set):
+                    self.step += 1
+                    stopped |= report.stop
+                    refuse_divergence(report, self.step, self._unit(self.step))
+                    journal.write(report, executor.n_total)
+                journal.write_ranks()
                 self._rebalance()
                 if self.step % settings.checkpoint.every == 0:
                     saved = self.checkpoint()
             if saved != self.step:
                 self.checkpoint()
         return RunResult(self.step, self.step < settings.steps, executor.n_total, time.monotonic() - started)
+
+    def _executor(self, pictures: PictureCache, stack: ExitStack) -> SynchronousExecutor | PipelinedExecutor:
+        """Return what runs units, as ``settings.sync`` says; ``stack`` closes what it opens."""
+        parts = (self.renderer, self.store, self.optimizer, self.density, pictures, self.settings, self.timer,
+                 self.exchange)
+        if self.settings.sync == "barrier":
+            return SynchronousExecutor(*parts, self.placer.assigner)
+        ring = (self.settings.pipeline.window_mb << 20) // self.world.size
+        channels = stack.enter_context(Channels(self.world, ring, self.exchange.ledger))
+        log.info("windows of %.0f MiB a rank, %d units in flight", channels.window_bytes / 2**20,
+                 self.settings.pipeline.units)
+        return PipelinedExecutor(*parts, channels, self.placer.predict)
+
+    def _unit(self, step: int) -> list[View]:
+        """Return the views of a step, counted from 1."""
+        return [self.scene.views[i] for i in self.sampler.unit(step - 1)]
+
+    def _segment(self) -> range:
+        """Return the steps up to the next after which all ranks have to meet."""
+        s = self.settings
+        for last in range(self.step + 1, s.steps + 1):
+            meets = (last % s.checkpoint.every == 0 or self.density.is_due(last)
+                     or (self.world.size > 1 and last % s.placement.check_every == 0)
+                     or (s.sync == "barrier" and (last % s.log_every == 0 or last == 1)))
+            if meets:
+                break
+        return range(self.step + 1, last + 1)
 
     def checkpoint(self) -> int:
         """Collective. Write a checkpoint of the present state, drop old ones, and return its step."""
@@ -252,6 +280,7 @@ class Journal:
     def __init__(self, trainer: Trainer, started: float):
         self._trainer, self._started, self._stack = trainer, started, ExitStack()
         self._sent = np.zeros_like(trainer.exchange.ledger.sent)
+        self._due = False
 
     def __enter__(self) -> Journal:
         t = self._trainer
@@ -269,7 +298,7 @@ class Journal:
         self._stack.close()
 
     def write(self, report: StepReport, n_points: int) -> None:
-        """Collective. Write the lines of the step just done."""
+        """Write the lines of the step just done."""
         t = self._trainer
         # Not at the last step: a run that is gone on with must leave the lines of one that never stopped.
         due = t.step % t.settings.log_every == 0 or t.step == 1
@@ -281,12 +310,13 @@ class Journal:
             if due:
                 self._metrics.write(t.step, loss=report.loss, l1=report.l1, ssim=report.ssim, n_points=n_points,
                                     n_scope=report.n_scope)
-        if due:
-            self._write_ranks()
+        self._due |= due
 
-    def _write_ranks(self) -> None:
-        """Collective. Write bytes and times of all ranks."""
-        t = self._trainer
+    def write_ranks(self) -> None:
+        """Collective, with nothing in flight. Write bytes and times of all ranks, if lines are due."""
+        if not self._due:
+            return
+        t, self._due = self._trainer, False
         phases = t.timer.seconds()
         if t.world.size > 1:
             names = sorted(set().union(*t.world.collect(tuple(phases))))

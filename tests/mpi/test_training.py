@@ -220,13 +220,16 @@ def test_real_scenes_train_to_the_same_bits_for_a_hundred_steps(world, sub_world
                "densify.prune_scale": 0.0, "placement.check_every": 25, **changes}
     path = shared_dir / "data" / scene
     results = {}
-    for size in sorted({1, max(1, world.size - 1), world.size}):
-        part = sub_world(size)
+    for size, sync in sorted({(1, "barrier"), (max(1, world.size - 1), "barrier"), (world.size, "barrier"),
+                              (world.size, "quality")}):
+        part, run = sub_world(size), shared_tmp / f"{size}"
         if part is not None:
-            train(path, shared_tmp / str(size), part, changes, {"sh_every": 40})
+            shutil.rmtree(run, ignore_errors=True) if part.is_root else None
+            part.barrier()
+            train(path, run, part, {**changes, "sync": sync}, {"sh_every": 40})
         world.barrier()
-        results[size] = result_of(shared_tmp / str(size))
-    assert all(result == results[1] for result in results.values())
+        results[size, sync] = result_of(run)[:2]
+    assert all(result == results[1, "barrier"] for result in results.values())
     assert {"cloned", "reset"} <= edits_of(shared_tmp / "1") or {"relocated", "added"} <= edits_of(shared_tmp / "1")
     world.barrier()
     if world.is_root:
@@ -241,3 +244,45 @@ def test_stratified_batches_visit_every_view_once_an_epoch_across_a_restart(worl
     assert resumed.homes.tolist() == trainer.homes.tolist()
     epochs = [v for step in range(8) for v in resumed.sampler.unit(step)]
     assert sorted(epochs[:8]) == sorted(epochs[8:]) == sorted(resumed.scene.train_idx.tolist())
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_quality_first_gives_the_bits_of_the_barrier(world, city, shared_tmp, alone, name):
+    changes, options, edits = VARIANTS[name]
+    train(city, shared_tmp, world, {**changes, "sync": "quality"}, options)
+    world.barrier()
+    digest, lines, _ = result_of(shared_tmp)
+    assert (digest, lines) == alone(changes, options)[:2]
+    assert edits <= edits_of(shared_tmp)
+
+
+@pytest.mark.parametrize("changes", [
+    {"pipeline.units": 2}, {"pipeline.units": 8, "patch_size": 16}, {"pipeline.render_ahead": False, "patch_size": 16},
+    {"views_per_step": 3, "patch_size": 16}, {"pipeline.window_mb": 1, "patch_size": 512},
+    {"placement.check_every": 3, "checkpoint.every": 5, "patch_size": 32}, {"threads": 2, "patch_size": 32},
+], ids=["two units", "eight units", "nothing ahead", "three views", "whole views", "many drains", "two threads"])
+def test_quality_first_gives_the_bits_of_the_barrier_however_far_it_runs_ahead(world, city, shared_tmp, alone, changes):
+    train(city, shared_tmp, world, {**changes, "sync": "quality"})
+    world.barrier()
+    free = ("pipeline.", "placement.", "checkpoint.", "threads")
+    assert result_of(shared_tmp)[:2] == alone({k: v for k, v in changes.items() if not k.startswith(free)})[:2]
+
+
+@pytest.mark.parametrize("guess", ["none", "all"])
+def test_what_was_rendered_ahead_of_a_wrong_guess_is_rendered_again(world, city, shared_tmp, alone, guess, monkeypatch):
+    """Owners guess that no pending point, or any, reaches a patch."""
+    from gaian_hpc.training.pipeline import PipelinedExecutor
+
+    complete = guess == "none"
+    monkeypatch.setattr(PipelinedExecutor, "_expected_complete",
+                        lambda self, flight: np.full(len(flight.unit.patches), complete))
+    forgotten = []
+    from gaian_hpc.training.rendered import RenderedUnit
+
+    forget = RenderedUnit._forget
+    monkeypatch.setattr(RenderedUnit, "_forget", lambda self, p: (forgotten.append(p), forget(self, p)))
+    train(city, shared_tmp, world, {"sync": "quality", "patch_size": 16})
+    world.barrier()
+    assert result_of(shared_tmp)[:2] == alone({"patch_size": 16})[:2]
+    # On one rank a unit is done before the next is rendered; nothing is ahead of anything.
+    assert (sum(world.collect(len(forgotten))) > 0) == (complete and world.size > 1)

@@ -40,7 +40,10 @@ class DensityControl(Protocol):
     """A strategy that changes which points there are; called by the owner of the points.
 
     What happens to a point follows from its values, its id and globally reduced integers, never from its shard.
+    ``moves_all`` tells whether ``after_update`` moves points that the unit did not read.
     """
+
+    moves_all: bool
 
     def initial(self, store: PointStore) -> EditReport | None:
         """Collective. Prepare the points of a fresh run, once; a resumed run does not call it."""
@@ -80,6 +83,9 @@ class DensityControl(Protocol):
     def after_update(self, store: PointStore, step: int, lr_means: float) -> None:
         """Act on every step after the optimizer; ``lr_means`` is the rate of the positions in world units."""
 
+    def is_due(self, step: int) -> bool:
+        """Tell whether :meth:`edit` may change the points after ``step``."""
+
     def edit(self, store: PointStore, step: int) -> EditReport | None:
         """Collective. Change the points where ``step`` calls for it; None where it does not."""
 
@@ -97,6 +103,8 @@ class FixedPoints:
 
     required: tuple[str, ...] = ()
     name = "none"
+    moves_all = False
+    """Whether :meth:`after_update` moves points that the unit did not read."""
 
     def __init__(self, cap: int, seed: int, gather: Gather = one_rank):
         self.cap = cap
@@ -123,6 +131,10 @@ class FixedPoints:
 
     def after_update(self, store: PointStore, step: int, lr_means: float) -> None:
         """Leave the updated points as they are."""
+
+    def is_due(self, step: int) -> bool:
+        """Never."""
+        return False
 
     def edit(self, store: PointStore, step: int) -> EditReport | None:
         """Never edit."""

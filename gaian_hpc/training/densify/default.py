@@ -76,11 +76,17 @@ class GradientDensity(FixedPoints):
         _accumulate(np.ascontiguousarray(rows, np.int64), np.ascontiguousarray(gradient, np.float32),
                     half * view.width, half * view.height, store.statistics["grad_sum"], store.statistics["count"])
 
+    def is_due(self, step: int) -> bool:
+        """Tell whether points multiply and go, or opacities are reset, after ``step``."""
+        return is_due(step, self.settings, self.stop) or self._is_reset(step)
+
+    def _is_reset(self, step: int) -> bool:
+        s = self.settings
+        return 0 < step < self.stop and s.reset_every > 0 and step % s.reset_every == 0 and s.prune_opacity > 0
+
     def edit(self, store: PointStore, step: int) -> EditReport | None:
         """Collective. Densify and prune at their cadence, then reset opacities at theirs."""
-        s = self.settings
-        densify = is_due(step, s, self.stop)
-        reset = 0 < step < self.stop and s.reset_every > 0 and step % s.reset_every == 0 and s.prune_opacity > 0
+        densify, reset = is_due(step, self.settings, self.stop), self._is_reset(step)
         if not (densify or reset):
             return None
         cloned, split, pruned = self._densify(store, step) if densify else (0, 0, 0)

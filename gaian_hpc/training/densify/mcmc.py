@@ -42,6 +42,11 @@ class MarkovDensity(FixedPoints):
     required = ("means", "quats", "scales", "opacities")
     name = "mcmc"
 
+    @property
+    def moves_all(self) -> bool:
+        """Whether faint points move at random after every step, whatever it read."""
+        return self.settings.noise_lr > 0
+
     def __init__(self, settings: DensifySettings, stop: int, seed: int, gather: Gather = one_rank):
         super().__init__(settings.cap or DEFAULT_CAP, seed, gather)
         self.settings = settings
@@ -78,6 +83,10 @@ class MarkovDensity(FixedPoints):
         local[:, scales.shape[1]:] = 0.0
         moved = (store.raw["means"][rows] + rotate(quats, local)).astype(np.float32)
         store.write_rows("means", rows, moved)
+
+    def is_due(self, step: int) -> bool:
+        """Tell whether points are relocated and added after ``step``."""
+        return is_due(step, self.settings, self.stop)
 
     def edit(self, store: PointStore, step: int) -> EditReport | None:
         """Collective. Relocate dead points, then add points up to the cap."""

@@ -1,0 +1,331 @@
+"""Steps without barriers: units in flight, each reading a point as soon as all earlier updates of it are done (Odin).
+
+Every rank runs one loop: take in what has arrived, update points whose gradients are complete, publish points that
+no earlier unit holds any more, render or differentiate one patch, and so on, the oldest unit first. No rank waits for
+another unless it has nothing at all to do. The result is that of :class:`.step.SynchronousExecutor`, bit for bit: a
+point is read only when every earlier update of it is done, gradients are summed in the order of patches and views,
+and updates of one point happen in the order of units.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from ..arrays import ArrayTable, View
+from ..data.images import PictureCache
+from ..distributed.channels import Channels, Message
+from ..distributed.codecs import codec_of, decode, encode, encoded_bytes
+from ..distributed.exchange import Exchange, id_form, split
+from ..distributed.world import PendingSum
+from ..errors import GaianError
+from ..points.store import PointStore
+from ..renderers.base import PointRenderer
+from ..schedule.scopes import Scopes
+from ..settings import Settings
+from ..timing import PhaseTimer
+from .densify import DensityControl
+from .margins import PIXELS, unit_neighbours
+from .optimizer import Adam
+from .owned import OwnedUnit, Wave
+from .pixels import background_color
+from .rendered import Outbox, RenderedUnit
+from .step import StepReport, unit_loss
+from .unit import Unit, reach
+
+SPLATS, MARGIN, GRADIENTS = range(3)
+PAUSE = 2e-5  # seconds a rank without work leaves its core to others
+MARGIN_PIXELS = 8.0  # a pending point is expected within this many pixels of where it was
+
+Predictor = Callable[[Unit], np.ndarray]
+"""``predictor(unit) -> (P,) int64`` render ranks, the same on every rank, from what all know before the unit begins."""
+
+
+@dataclass(slots=True)
+class Flight:
+    """A unit in flight on this rank."""
+
+    step: int
+    unit: Unit
+    owned: OwnedUnit
+    rendered: RenderedUnit
+    receivers: np.ndarray
+    wave_counts: list[np.ndarray] = field(default_factory=list)
+    final: bool = False
+    updated: bool = False
+    sum: PendingSum | None = None
+
+
+class PipelinedExecutor:
+    """Runs units with up to ``settings.pipeline.units`` of them in flight.
+
+    Parameters
+    ----------
+    renderer, store, optimizer, density, pictures, settings, timer, exchange
+        As for :class:`.step.SynchronousExecutor`.
+    channels : Channels
+        Between all ranks.
+    predictor : Predictor
+    """
+
+    def __init__(self, renderer: PointRenderer, store: PointStore, optimizer: Adam, density: DensityControl,
+                 pictures: PictureCache, settings: Settings, timer: PhaseTimer, exchange: Exchange, channels: Channels,
+                 predictor: Predictor):
+        self.renderer, self.store, self.optimizer, self.density = renderer, store, optimizer, density
+        self.pictures, self.settings, self.timer, self.exchange = pictures, settings, timer, exchange
+        self.channels, self.predictor = channels, predictor
+        self.world = exchange.world
+        # An update that moves points which the unit did not read leaves nothing for the next unit to run ahead on.
+        self._whole = settings.optimizer.kind == "dense" or density.moves_all
+        self._depth = 1 if self._whole else settings.pipeline.units
+        self._flights: dict[int, Flight] = {}
+        self._early: dict[int, list[Message]] = {}
+        self.n_total = int(self.world.sum(np.array([store.n]))[0])
+        self.n_read = self.n_waited = 0
+
+    def segment(self, steps: Sequence[int], unit_of: Callable[[int], Sequence[View]],
+                asked_to_stop: Callable[[], bool]) -> Iterator[StepReport]:
+        """Collective. Run ``steps``, of which only the first may open with an edit; yield their reports in order.
+
+        All ranks end with the same step: the last one, or, ``settings.pipeline.units`` − 1 steps after the one in
+        which a rank was asked to stop. When the iterator ends, nothing is in flight.
+        """
+        upcoming, last, known = steps[0], steps[-1], steps[0] - 1
+        with self.timer.region("density"):
+            edit = self.density.edit(self.store, upcoming - 1) if upcoming > 1 else None
+        if edit is not None:
+            self.n_total = edit.n_points
+        self._scopes = Scopes(self.store.n)
+        while self._flights or upcoming <= last:
+            while upcoming <= min(last, known + self._depth) and len(self._flights) < self._depth:
+                self._admit(upcoming, unit_of(upcoming))
+                upcoming += 1
+            self._turn(asked_to_stop)
+            for step, flight in list(self._flights.items()):
+                if step == known + 1 and flight.sum is not None and flight.sum.is_done():
+                    known = step
+                    if flight.sum.value[-1]:
+                        last = min(last, step + self._depth - 1)
+            first = next(iter(self._flights.values()), None)
+            if first is not None and self._is_finished(first, known):
+                yield self._finish(first, edit)
+                edit = None
+        self._flush()
+
+    def _admit(self, step: int, views: Sequence[View]) -> None:
+        """Take a unit into flight and publish what no earlier one holds."""
+        unit, renderer = Unit.of(views, self.settings.patch_size), self.renderer.at_step(step)
+        with self.timer.region("assign"):
+            renders = self.predictor(unit)
+        s, rank = self.settings, self.world.rank
+        backgrounds = [background_color(s.data.background, s.seed, step, v) for v in views]
+        owned = OwnedUnit(unit, renderer, self.store, renderer.gradient_fields, self.timer)
+        rendered = RenderedUnit(unit, renders, rank, self.world.size, renderer, backgrounds, self.pictures, s,
+                                self.timer, self._outbox(step, unit, renders))
+        flight = Flight(step, unit, owned, rendered, np.unique(renders))
+        self._flights[step] = flight
+        self._scopes.open(step)
+        self._publish(flight)
+        for message in self._early.pop(step, []):
+            self._take(message)
+
+    def _turn(self, asked_to_stop: Callable[[], bool]) -> None:
+        """Do what can be done, the oldest unit first; wait a moment if that is nothing."""
+        with self.timer.region("messages"):
+            messages = self.channels.pump()
+        for message in messages:
+            self._take(message)
+        moved = bool(messages)
+        for flight in self._flights.values():
+            moved |= self._update(flight)
+            moved |= self._publish(flight)
+        for flight in self._flights.values():
+            if flight.rendered.work():
+                moved = True
+                break
+        for flight in self._flights.values():
+            if flight.sum is None:
+                if not (flight.final and flight.rendered.is_sent):
+                    break
+                values = np.concatenate([flight.rendered.sums().reshape(-1),
+                                         [flight.owned.n_read, float(asked_to_stop())]])
+                flight.sum, moved = self.world.begin_sum(values), True
+        if not moved:
+            with self.timer.region("wait"):
+                time.sleep(PAUSE)
+
+    def _take(self, message: Message) -> None:
+        """Deliver a message to its unit, or keep it until that is in flight here."""
+        flight = self._flights.get(message.unit)
+        if flight is None:
+            self._early.setdefault(message.unit, []).append(message)
+        elif message.kind == SPLATS:
+            self._take_splats(flight, message)
+        elif message.kind == MARGIN:
+            self._take_margin(flight, message)
+        else:
+            self._take_gradients(flight, message.part, message.data)
+
+    def _publish(self, flight: Flight) -> bool:
+        """Publish points: first those that are free at once, then the rest when all are; tell if any were."""
+        if flight.final:
+            return False
+        free = self._scopes.free(flight.step)
+        waiting = self._scopes.undecided(flight.step)
+        final = len(free) == len(waiting)
+        if flight.wave_counts and not final:
+            return False
+        wave = flight.owned.publish(free)
+        self._scopes.decide(flight.step, free, wave.rows)
+        flight.final = final
+        self.n_read += len(wave.rows)
+        self.n_waited += len(wave.rows) if flight.wave_counts else 0
+        flight.wave_counts.append(wave.shard.counts)
+        complete = np.ones(len(flight.unit.patches), bool) if final else self._expected_complete(flight)
+        with self.timer.region("exchange"):
+            for dst in flight.receivers.tolist():
+                self._send_wave(flight, wave, dst, final, complete)
+        return True
+
+    def _expected_complete(self, flight: Flight) -> np.ndarray:
+        """Return, for each patch, whether no pending point is expected to reach it, from where they were."""
+        if not self.settings.pipeline.render_ahead:
+            return np.zeros(len(flight.unit.patches), bool)
+        pending = self._scopes.undecided(flight.step)
+        points = self.store.values.take(pending)
+        renderer, unit = flight.rendered.renderer, flight.unit
+        complete = np.empty(len(unit.patches), bool)
+        for v, view in enumerate(unit.views):
+            numbers = unit.patches_of(v)
+            rows = renderer.cull(view, points)
+            splats = renderer.splat(view, points, rows)
+            _, tiles = reach(_Widened(renderer), view, splats, unit.patches[numbers.start:numbers.stop])
+            complete[numbers.start:numbers.stop] = tiles == 0
+        return complete
+
+    def _send_wave(self, flight: Flight, wave: Wave, dst: int, final: bool, complete: np.ndarray) -> None:
+        patches = np.flatnonzero(flight.rendered.renders == dst)
+        own, counts, number = wave.shard.own, wave.shard.counts, len(flight.wave_counts) - 1
+        if dst == self.world.rank:
+            flight.rendered.take_splats(dst, number, final, complete[patches],
+                                        [(own.ids[own.rows[p]], own.table.take(own.rows[p])) for p in patches.tolist()])
+            return
+        header = np.concatenate([[final], counts[patches], complete[patches]]).astype(np.int64)
+        pieces = self.exchange.pack_splats(own, patches, counts, id_form(self.store.next_id))
+        self.channels.post(dst, SPLATS, flight.step, number, [header.view(np.uint8), *pieces], "splats")
+
+    def _take_splats(self, flight: Flight, message: Message) -> None:
+        mine = flight.rendered.mine
+        n = 1 + 2 * len(mine)
+        header = message.data[:8 * n].view(np.int64)
+        centers = np.array([[(p.x0 + p.x1) / 2, (p.y0 + p.y1) / 2] for p in (flight.unit.patches[i] for i in mine)],
+                           np.float32).reshape(-1, 2)
+        with self.timer.region("exchange"):
+            parts = self.exchange.unpack_splats(message.data[8 * n:], header[1:1 + len(mine)], centers,
+                                                id_form(self.store.next_id))
+        complete = header[1 + len(mine):].astype(bool)
+        flight.rendered.take_splats(message.src, message.part, bool(header[0]), complete, parts)
+
+    def _take_margin(self, flight: Flight, message: Message) -> None:
+        stays, has_pixels = message.data[:16].view(np.int64).tolist()
+        pixels = None
+        if has_pixels:
+            codec = codec_of(PIXELS, self.settings.exchange.codec)
+            beside = unit_neighbours(flight.unit)
+            beside = beside[(beside[:, 1] == message.part) & (flight.rendered.renders[beside[:, 0]] == self.world.rank)]
+            n = int(3 * ((beside[:, 3] - beside[:, 2]) * (beside[:, 5] - beside[:, 4])).sum())
+            pixels = decode(message.data[16:16 + encoded_bytes(n, codec)], n, (), codec)
+        flight.rendered.take_margin(message.part, bool(stays), pixels)
+
+    def _take_gradients(self, flight: Flight, patch: int, data: np.ndarray) -> None:
+        counts = np.array(flight.owned.n_splats(patch))
+        with self.timer.region("exchange"):
+            table = self.exchange.unpack_gradients(data, int(counts.sum()))
+        flight.owned.take(patch, split(table, counts))
+
+    def _outbox(self, step: int, unit: Unit, renders: np.ndarray) -> Outbox:
+        codec = codec_of(PIXELS, self.settings.exchange.codec)
+
+        def margin(dst: int, patch: int, stays: bool, pixels: np.ndarray | None) -> None:
+            header = np.array([stays, pixels is not None], np.int64).view(np.uint8)
+            pieces = [header] if pixels is None else [header, encode(pixels, codec)]
+            self.channels.post(dst, MARGIN, step, patch, pieces, "pixels")
+
+        def gradients(owner: int, patch: int, parts: list[tuple[np.ndarray, ArrayTable]]) -> None:
+            if owner == self.world.rank:
+                self._flights[step].owned.take(patch, [table for _, table in parts])
+            else:
+                self.channels.post(owner, GRADIENTS, step, patch, self.exchange.pack_gradients(parts), "gradients")
+
+        return Outbox(margin, gradients)
+
+    def _update(self, flight: Flight) -> bool:
+        """Update the points all of whose gradients have come back; tell if there were any."""
+        owned, moved = flight.owned, False
+        if self._whole:
+            return self._update_whole(flight)
+        for wave in owned.waves:
+            chosen = (wave.left == 0) & ~wave.done
+            if not chosen.any():
+                continue
+            rows, v_rows = owned.gradients(wave, chosen, self._observe)
+            with self.timer.region("update"):
+                self.density.regularize(self.store, rows, v_rows, self.n_total)
+                self.optimizer.update(self.store, rows, v_rows, flight.step)
+            wave.done |= chosen
+            self._scopes.update(flight.step, rows)
+            moved = True
+        return moved
+
+    def _update_whole(self, flight: Flight) -> bool:
+        """Update all points at once, when all gradients of the unit, alone in flight, have come back."""
+        wave = flight.owned.waves[0]
+        if flight.updated or wave.left.any():
+            return False
+        rows, v_rows = flight.owned.gradients(wave, np.ones(len(wave.rows), bool), self._observe)
+        with self.timer.region("update"):
+            self.density.regularize(self.store, rows, v_rows, self.n_total)
+            self.optimizer.update(self.store, rows, v_rows, flight.step)
+        flight.updated = True
+        self._scopes.update(flight.step, rows)
+        return True
+
+    def _observe(self, view: View, rows: np.ndarray, v_splats: ArrayTable) -> None:
+        with self.timer.region("density"):
+            self.density.observe(self.store, view, rows, v_splats)
+
+    def _is_finished(self, flight: Flight, known: int) -> bool:
+        return (flight.step <= known and flight.final and self._scopes.is_finished(flight.step)
+                and (flight.updated or not self._whole))
+
+    def _finish(self, flight: Flight, edit) -> StepReport:
+        """Close a unit and return its report."""
+        step = flight.step
+        with self.timer.region("update"):
+            self.density.after_update(self.store, step, self.optimizer.learning_rate("means", step)
+                                      if "means" in self.store.raw else 0.0)
+        del self._flights[step]
+        self._scopes.close(step)
+        totals = flight.sum.value
+        loss, l1, ssim = unit_loss(flight.unit.views, totals[:-2].reshape(-1, 2), self.settings)
+        return StepReport(loss, l1, ssim, int(totals[-2]), edit, bool(totals[-1]))
+
+    def _flush(self) -> None:
+        """Send what is still queued, so that ranks may wait for each other by other means."""
+        while not self.channels.idle:
+            if self.channels.pump():
+                raise GaianError("a message came after the last unit of its segment; please report this")
+
+
+class _Widened:
+    """A renderer whose footprints are wider: where a point may be after a pending update."""
+
+    def __init__(self, renderer: PointRenderer):
+        self._renderer = renderer
+
+    def footprints(self, view: View, splats: ArrayTable) -> np.ndarray:
+        boxes = self._renderer.footprints(view, splats)
+        return boxes + np.float32([-MARGIN_PIXELS, -MARGIN_PIXELS, MARGIN_PIXELS, MARGIN_PIXELS])
