@@ -154,9 +154,10 @@ def _inspect(parser: LineParser, words: Sequence[str]) -> int | None:
 
 
 def _bench(parser: LineParser, words: Sequence[str]) -> int | None:
-    parser.add_argument("what", choices=("step", "scale"),
+    parser.add_argument("what", choices=("step", "scale", "sync"),
                         help="step: milliseconds of a training step and of its phases; scale: a step on several "
-                             "ranks x threads, interleaved, and their ratios")
+                             "ranks x threads, interleaved, and their ratios; sync: barrier against publication on "
+                             "two hosts joined by a slow cable (as root)")
     parser.add_argument("scene", type=Path, help="folder of a scene")
     parser.add_argument("--points", type=int, default=0, help="number of points; 0 = the scene's own")
     parser.add_argument("--width", type=int, default=0, help="width of the pictures in pixels; 0 = their own")
@@ -164,35 +165,44 @@ def _bench(parser: LineParser, words: Sequence[str]) -> int | None:
     parser.add_argument("--repeats", type=int, default=20, help="steps to time")
     parser.add_argument("--rounds", type=int, default=3, help="scale: runs of each combination")
     parser.add_argument("--combinations", default="1x1,2x1,1x2", help="scale: ranks x threads to compare")
+    parser.add_argument("--rate", default="", help="sync: of the cable, as 200mbit; by default such that the exchange "
+                                                  "takes half of a synchronous step")
+    parser.add_argument("--warm", type=int, default=200, help="sync: steps before those that are timed")
     parser.add_argument("--mpirun", default="", help="scale: launcher; by default the one beside this Python")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     arguments, settings, options = _with_settings(parser, words)
     for name, least in (("points", 0), ("width", 0), ("height", 0), ("repeats", 1), ("rounds", 1)):
         if arguments[name] < least:
             raise SettingsError(f"argument --{name} is {arguments[name]}; it must be at least {least}")
+    if arguments.what == "sync":
+        from .jobs.sync import run_bench_sync
+
+        rest = _without(words[words.index("sync") + 2:], ("--rate", "--warm", "--repeats", "--rounds", "--json"))
+        return run_bench_sync([arguments.scene], rest, warm=arguments.warm, steps=arguments.repeats,
+                              rounds=arguments.rounds, rate=arguments.rate, as_json=arguments.json)
     if arguments.what == "scale":
         from .jobs.scale import run_bench_scale
 
-        return run_bench_scale(_step_words(words[words.index("scale") + 1:]), arguments.combinations, arguments.rounds,
-                               mpirun=arguments.mpirun, as_json=arguments.json)
+        rest = _without(words[words.index("scale") + 1:],
+                        ("--rounds", "--combinations", "--mpirun", "--threads", "--json"))
+        return run_bench_scale(rest, arguments.combinations, arguments.rounds, mpirun=arguments.mpirun,
+                               as_json=arguments.json)
     from .jobs.bench import run_bench_step
 
     return run_bench_step(arguments.scene, settings, options, points=arguments.points, width=arguments.width,
                           height=arguments.height, repeats=arguments.repeats, as_json=arguments.json)
 
 
-def _step_words(words: Sequence[str]) -> list[str]:
-    """Return the arguments of `bench scale` that `bench step` takes as well, each run setting its own threads."""
+def _without(words: Sequence[str], names: Sequence[str]) -> list[str]:
+    """Return the arguments without those of ``names`` and their values; ``--json`` has none."""
     kept, words = [], list(words)
     while words:
         word = words.pop(0)
-        if word == "--json":
-            continue
-        if word.partition("=")[0] in ("--rounds", "--combinations", "--mpirun", "--threads"):
-            if "=" not in word:
-                words.pop(0)
-            continue
-        kept.append(word)
+        name, has_value, _ = word.partition("=")
+        if name not in names:
+            kept.append(word)
+        elif name != "--json" and not has_value:
+            words.pop(0)
     return kept
 
 

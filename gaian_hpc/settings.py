@@ -293,6 +293,9 @@ class PipelineSettings:
     tolerance : float
         ``throughput``: share of a unit's points that may be read before earlier updates of them are done, and size of
         these updates beside the mean of their unit's (t of Odin).
+    validation : str
+        For comparison only: ``none`` reads points whatever earlier units still hold, ``hogwild`` also updates them in
+        whatever order gradients come; both lose the result of ``barrier``.
     window_mb : int
         Memory of a rank that others write messages to, MiB.
     render_ahead : bool
@@ -302,6 +305,7 @@ class PipelineSettings:
 
     units: int = ranged(4, 1, 64)
     tolerance: float = ranged(0.2, 0, 1)
+    validation: Literal["full", "none", "hogwild"] = "full"
     window_mb: int = ranged(64, 1)
     render_ahead: bool = True
 

@@ -43,6 +43,19 @@ class Scopes:
                 free &= (state == OUT) | (state == UPDATED)
         return np.flatnonzero(free)
 
+    def settled(self, unit: int, rows: np.ndarray) -> np.ndarray:
+        """Return, for each of ``rows``, whether all earlier units have left it out or updated it, bool."""
+        out = np.ones(len(rows), bool)
+        for earlier, state in self._states.items():
+            if earlier < unit:
+                mine = state[rows]
+                out &= (mine == OUT) | (mine == UPDATED)
+        return out
+
+    def holders(self, unit: int) -> list[np.ndarray]:
+        """Return, for each earlier unit that still has updates to do, the rows it reads, ascending int64."""
+        return [np.flatnonzero(state == READ) for earlier, state in self._states.items() if earlier < unit]
+
     def undecided(self, unit: int) -> np.ndarray:
         """Return the rows, ascending int64, that wait for earlier units."""
         return np.flatnonzero(self._states[unit] == UNDECIDED)

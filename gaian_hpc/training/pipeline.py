@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -34,7 +34,7 @@ from .owned import OwnedUnit, Wave
 from .pixels import background_color
 from .rendered import Outbox, RenderedUnit
 from .step import StepReport, unit_loss
-from .unit import Unit, reach
+from .unit import Unit, cull_rows, reach
 
 SPLATS, MARGIN, GRADIENTS = range(3)
 PAUSE = 2e-5  # seconds a rank without work leaves its core to others
@@ -53,7 +53,7 @@ class Flight:
     owned: OwnedUnit
     rendered: RenderedUnit
     receivers: np.ndarray
-    wave_counts: list[np.ndarray] = field(default_factory=list)
+    n_waves: int = 0
     final: bool = False
     updated: bool = False
     sum: PendingSum | None = None
@@ -84,7 +84,8 @@ class PipelinedExecutor:
         self._flights: dict[int, Flight] = {}
         self._early: dict[int, list[Message]] = {}
         self.n_total = int(self.world.sum(np.array([store.n]))[0])
-        self.n_read = self.n_waited = 0
+        self.reads = dict.fromkeys(("accepted", "delayed", "fallback"), 0)
+        self._magnitude = np.full(store.n, np.inf, np.float32)
 
     def segment(self, steps: Sequence[int], unit_of: Callable[[int], Sequence[View]],
                 asked_to_stop: Callable[[], bool]) -> Iterator[StepReport]:
@@ -99,6 +100,8 @@ class PipelinedExecutor:
         if edit is not None:
             self.n_total = edit.n_points
         self._scopes = Scopes(self.store.n)
+        if len(self._magnitude) != self.store.n or edit is not None:
+            self._magnitude = np.full(self.store.n, np.inf, np.float32)
         while self._flights or upcoming <= last:
             while upcoming <= min(last, known + self._depth) and len(self._flights) < self._depth:
                 self._admit(upcoming, unit_of(upcoming))
@@ -173,22 +176,49 @@ class PipelinedExecutor:
         """Publish points: first those that are free at once, then the rest when all are; tell if any were."""
         if flight.final:
             return False
-        free = self._scopes.free(flight.step)
-        waiting = self._scopes.undecided(flight.step)
-        final = len(free) == len(waiting)
-        if flight.wave_counts and not final:
+        first, waiting = not flight.n_waves, self._scopes.undecided(flight.step)
+        free = waiting if self.settings.pipeline.validation != "full" else self._scopes.free(flight.step)
+        if not first and len(free) < len(waiting):
             return False
-        wave = flight.owned.publish(free)
-        self._scopes.decide(flight.step, free, wave.rows)
-        flight.final = final
-        self.n_read += len(wave.rows)
-        self.n_waited += len(wave.rows) if flight.wave_counts else 0
-        flight.wave_counts.append(wave.shard.counts)
+        chosen = free
+        if first and self.settings.sync == "throughput" and len(free) < len(waiting):
+            chosen = self._with_delayed(flight, free, waiting)
+        wave = flight.owned.publish(chosen)
+        self._scopes.decide(flight.step, chosen, wave.rows)
+        flight.final = final = len(chosen) == len(waiting)
+        early = np.setdiff1d(chosen, free, assume_unique=True)
+        delayed = len(np.intersect1d(wave.rows, early, assume_unique=True))
+        self.reads["delayed"] += delayed
+        self.reads["accepted" if first else "fallback"] += len(wave.rows) - delayed
+        flight.n_waves += 1
         complete = np.ones(len(flight.unit.patches), bool) if final else self._expected_complete(flight)
         with self.timer.region("exchange"):
             for dst in flight.receivers.tolist():
                 self._send_wave(flight, wave, dst, final, complete)
         return True
+
+    def _with_delayed(self, flight: Flight, free: np.ndarray, waiting: np.ndarray) -> np.ndarray:
+        """Return the rows to decide on now: the free ones, and those that may be read before earlier updates.
+
+        Odin's two bounds: the share of the unit's points that would be read too early is at most t, and the latest
+        gradient
+        of such a point is below t times the mean over the points of the unit that still has to update it.
+        """
+        pending = np.setdiff1d(waiting, free, assume_unique=True)
+        points, renderer = self.store.values, flight.rendered.renderer
+        seen = [cull_rows(renderer, view, points, None) for view in flight.unit.views]
+        read = np.unique(np.concatenate(seen))
+        early = np.intersect1d(read, pending, assume_unique=True)
+        tolerance = self.settings.pipeline.tolerance
+        if len(early) > tolerance * max(len(read), 1):
+            return free
+        small = np.ones(len(early), bool)
+        for held in self._scopes.holders(flight.step):
+            latest = self._magnitude[held]
+            known = np.isfinite(latest)
+            bound = tolerance * float(latest[known].mean()) if known.any() else 0.0
+            small &= ~np.isin(early, held, assume_unique=True) | (self._magnitude[early] < bound)
+        return np.setdiff1d(waiting, early[~small], assume_unique=True)
 
     def _expected_complete(self, flight: Flight) -> np.ndarray:
         """Return, for each patch, whether no pending point is expected to reach it, from where they were."""
@@ -208,7 +238,7 @@ class PipelinedExecutor:
 
     def _send_wave(self, flight: Flight, wave: Wave, dst: int, final: bool, complete: np.ndarray) -> None:
         patches = np.flatnonzero(flight.rendered.renders == dst)
-        own, counts, number = wave.shard.own, wave.shard.counts, len(flight.wave_counts) - 1
+        own, counts, number = wave.shard.own, wave.shard.counts, flight.n_waves - 1
         if dst == self.world.rank:
             flight.rendered.take_splats(dst, number, final, complete[patches],
                                         [(own.ids[own.rows[p]], own.table.take(own.rows[p])) for p in patches.tolist()])
@@ -269,9 +299,14 @@ class PipelinedExecutor:
             return self._update_whole(flight)
         for wave in owned.waves:
             chosen = (wave.left == 0) & ~wave.done
+            if self.settings.sync == "throughput" or self.settings.pipeline.validation == "none":
+                chosen[chosen] = self._scopes.settled(flight.step, wave.rows[chosen])  # updates in unit order
             if not chosen.any():
                 continue
             rows, v_rows = owned.gradients(wave, chosen, self._observe)
+            if self.settings.sync == "throughput":
+                self._magnitude[rows] = np.sqrt(sum(np.square(v).reshape(len(rows), -1).sum(axis=1)
+                                                    for v in v_rows.values()))
             with self.timer.region("update"):
                 self.density.regularize(self.store, rows, v_rows, self.n_total)
                 self.optimizer.update(self.store, rows, v_rows, flight.step)

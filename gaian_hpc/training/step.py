@@ -63,6 +63,7 @@ class SynchronousExecutor:
     exchange: Exchange | None = None
     assigner: Assigner = on_one_rank
     n_total: int = field(init=False)
+    reads: dict[str, int] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.exchange is None:

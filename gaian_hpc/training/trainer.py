@@ -10,7 +10,7 @@ import math
 import signal
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,8 +54,8 @@ TIMINGS_NAME = "timings.jsonl"
 # What may change between a run and its continuation: none of it enters the result.
 FREE_SETTINGS = frozenset(("steps", "threads", "log_every", "checkpoint.every", "checkpoint.keep",
                            "checkpoint.compress", "data.cache_mb", "data.prefetch", "exchange.assignment",
-                           "exchange.slack", "exchange.host_factor", "exchange.views_in_flight"))
-FREE_TABLES = ("placement.",)
+                           "exchange.slack", "exchange.host_factor", "exchange.views_in_flight", "sync"))
+FREE_TABLES = ("placement.", "pipeline.")
 
 # Phases that a rank spends on its own points, and on patches it was given; the rest waits for others.
 OWN_PHASES = ("cull", "splat", "patches", "splat_vjp", "gather", "update")
@@ -150,7 +150,7 @@ class Trainer:
                     stopped |= report.stop
                     refuse_divergence(report, self.step, self._unit(self.step))
                     journal.write(report, executor.n_total)
-                journal.write_ranks()
+                journal.write_ranks(executor.reads)
                 self._rebalance()
                 if self.step % settings.checkpoint.every == 0:
                     saved = self.checkpoint()
@@ -312,12 +312,14 @@ class Journal:
                                     n_scope=report.n_scope)
         self._due |= due
 
-    def write_ranks(self) -> None:
-        """Collective, with nothing in flight. Write bytes and times of all ranks, if lines are due."""
+    def write_ranks(self, reads: Mapping[str, int]) -> None:
+        """Collective, with nothing in flight. Write bytes, times and reads of all ranks, if lines are due."""
         if not self._due:
             return
         t, self._due = self._trainer, False
         phases = t.timer.seconds()
+        counts = t.world.sum(np.array(list(reads.values()), np.int64))
+        more = {"reads": dict(zip(reads, counts.tolist(), strict=True))} if len(counts) else {}
         if t.world.size > 1:
             names = sorted(set().union(*t.world.collect(tuple(phases))))
             ledger = t.exchange.ledger.sent
@@ -331,7 +333,7 @@ class Journal:
         else:
             table = {name: round(seconds, 4) for name, seconds in phases.items()}
         if t.world.is_root:
-            self._timings.write(t.step, seconds=round(time.monotonic() - self._started, 3), phases=table)
+            self._timings.write(t.step, seconds=round(time.monotonic() - self._started, 3), phases=table, **more)
 
 
 def make_exchange(world: World, renderer: PointRenderer, settings: Settings) -> Exchange:

@@ -286,3 +286,32 @@ def test_what_was_rendered_ahead_of_a_wrong_guess_is_rendered_again(world, city,
     assert result_of(shared_tmp)[:2] == alone({"patch_size": 16})[:2]
     # On one rank a unit is done before the next is rendered; nothing is ahead of anything.
     assert (sum(world.collect(len(forgotten))) > 0) == (complete and world.size > 1)
+
+
+@pytest.mark.parametrize("validation", ["none", "hogwild"])
+def test_without_validation_the_bits_are_lost(world, city, shared_tmp, alone, validation):
+    if world.size == 1:
+        pytest.skip("one rank finishes a unit before it renders the next")
+    train(city, shared_tmp, world, {"sync": "quality", "pipeline.validation": validation, "patch_size": 16})
+    world.barrier()
+    assert result_of(shared_tmp)[0] != alone({"patch_size": 16})[0]
+
+
+@pytest.mark.parametrize("tolerance", [0.0, 0.3, 1.0])
+def test_throughput_first_reads_early_within_its_bounds_and_tells_how_often(world, city, shared_tmp, alone, tolerance):
+    import json
+
+    from gaian_hpc.training.trainer import TIMINGS_NAME
+
+    train(city, shared_tmp, world, {"sync": "throughput", "pipeline.tolerance": tolerance, "patch_size": 16})
+    world.barrier()
+    reads = json.loads((shared_tmp / TIMINGS_NAME).read_text().splitlines()[-1])["reads"]
+    total = sum(m["n_scope"] for m in metrics_of(shared_tmp) if "loss" in m)
+    assert sum(reads.values()) == total
+    if tolerance == 0.0:
+        assert reads["delayed"] == 0 and result_of(shared_tmp)[:2] == alone({"patch_size": 16})[:2]
+    elif world.size > 1 and tolerance == 1.0:
+        assert reads["delayed"] > 0
+    losses = [m["loss"] for m in metrics_of(shared_tmp) if "loss" in m]
+    exact = [json.loads(line)["loss"] for line in alone({"patch_size": 16})[1] if '"loss"' in line]
+    assert np.abs(np.array(losses) - exact).max() < 0.02
