@@ -298,6 +298,9 @@ class PipelineSettings:
         whatever order gradients come; both lose the result of ``barrier``.
     window_mb : int
         Memory of a rank that others write messages to, MiB.
+    progress : bool
+        Keep MPI moving in a thread of its own while kernels run: between hosts over TCP nothing arrives otherwise until
+        a rank has finished a patch. On fast networks and within a host it only costs.
     render_ahead : bool
         Render patches that no pending point is expected to reach before all points are there; what was expected
         wrongly is rendered again.
@@ -307,6 +310,7 @@ class PipelineSettings:
     tolerance: float = ranged(0.2, 0, 1)
     validation: Literal["full", "none", "hogwild"] = "full"
     window_mb: int = ranged(64, 1)
+    progress: bool = False
     render_ahead: bool = True
 
 

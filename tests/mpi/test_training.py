@@ -260,7 +260,9 @@ def test_quality_first_gives_the_bits_of_the_barrier(world, city, shared_tmp, al
     {"pipeline.units": 2}, {"pipeline.units": 8, "patch_size": 16}, {"pipeline.render_ahead": False, "patch_size": 16},
     {"views_per_step": 3, "patch_size": 16}, {"pipeline.window_mb": 1, "patch_size": 512},
     {"placement.check_every": 3, "checkpoint.every": 5, "patch_size": 32}, {"threads": 2, "patch_size": 32},
-], ids=["two units", "eight units", "nothing ahead", "three views", "whole views", "many drains", "two threads"])
+    {"pipeline.progress": True, "patch_size": 16},
+], ids=["two units", "eight units", "nothing ahead", "three views", "whole views", "many drains", "two threads",
+        "a progress thread"])
 def test_quality_first_gives_the_bits_of_the_barrier_however_far_it_runs_ahead(world, city, shared_tmp, alone, changes):
     train(city, shared_tmp, world, {**changes, "sync": "quality"})
     world.barrier()
