@@ -18,28 +18,49 @@ import sys
 
 def watch(program: str, size: int, marks: mmap.mmap, pids: dict[int, int]) -> int:
     """Wait until a rank ends without a word, tell it and end the others; or until there is nothing more to watch."""
+    rank = first_end(pids)
+    if rank is None or marks[rank]:
+        return 0
+    print(f"{program}: error: rank {rank} of {size} ({socket.gethostname()}): process {pids[rank]} was killed; "
+          "most often its host was out of memory: use more hosts, fewer ranks a host or a smaller --densify.cap, and "
+          "go on with --resume", file=sys.stderr, flush=True)
+    for pid in set(pids.values()) - {pids[rank]}:
+        try:
+            os.kill(pid, signal.SIGKILL)
+        except ProcessLookupError:
+            continue
+    return 1
+
+
+def first_end(pids: dict[int, int]) -> int | None:
+    """Return the rank whose process ends first, None if the standard input does before."""
     poll, ranks = select.poll(), {}
     poll.register(sys.stdin.fileno(), select.POLLIN | select.POLLHUP)
     for rank, pid in pids.items():
-        descriptor = os.pidfd_open(pid)
+        try:
+            descriptor = os.pidfd_open(pid)
+        except ProcessLookupError:
+            return rank
+        except OSError:
+            return first_end_by_asking(pids, poll)  # Linux before 5.3
         ranks[descriptor] = rank
         poll.register(descriptor, select.POLLIN)
+    # Ranks before the standard input, which ends with the rank that holds its other side.
+    ready = sorted((d for d, _ in poll.poll()), key=lambda d: d not in ranks)
+    return ranks.get(ready[0])
+
+
+def first_end_by_asking(pids: dict[int, int], poll: select.poll) -> int | None:
+    """As :func:`first_end`, by asking again and again."""
     while True:
-        # Ranks before the standard input, which ends with the rank that holds its other side.
-        ready = sorted((d for d, _ in poll.poll()), key=lambda d: d not in ranks)
-        for descriptor in ready:
-            rank = ranks.get(descriptor)
-            if rank is None or marks[rank]:
-                return 0
-            print(f"{program}: error: rank {rank} of {size} ({socket.gethostname()}): process {pids[rank]} was killed; "
-                  "most often its host was out of memory: use more hosts, fewer ranks a host or a smaller "
-                  "--densify.cap, and go on with --resume", file=sys.stderr, flush=True)
-            for pid in set(pids.values()) - {pids[rank]}:
-                try:
-                    os.kill(pid, signal.SIGKILL)
-                except ProcessLookupError:
-                    continue
-            return 1
+        over = poll.poll(200)
+        for rank, pid in pids.items():
+            try:
+                os.kill(pid, 0)
+            except ProcessLookupError:
+                return rank
+        if over:
+            return None
 
 
 def main(words: list[str]) -> int:
