@@ -107,11 +107,16 @@ class Channels:
         header = np.array([n_bytes, kind, unit, part], np.int64).view(np.uint8)
         self._queues[dst].extend([header, *(_padded(p) for p in pieces if len(p))])
 
-    def pump(self) -> list[Message]:
-        """Send what fits, receive what is there, and return all messages that have arrived whole."""
+    def pump(self, send: bool = True) -> list[Message]:
+        """Send what fits, receive what is there, and return all messages that have arrived whole.
+
+        Sending waits until the bytes are at their target, which over TCP is when that enters MPI next; without
+        ``send`` this is left to a later call.
+        """
         if self._window is not None:
             self._window.read_counters()
-            self._send()
+            if send:
+                self._send()
             self._receive()
         messages = list(self._delivered)
         self._delivered.clear()

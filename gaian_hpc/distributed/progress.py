@@ -34,8 +34,8 @@ def mpi_progress(world: MpiWorld) -> Iterator[None]:
         If MPI does not allow calls from several threads at once.
     """
     if MPI.Query_thread() < MPI.THREAD_MULTIPLE:
-        raise ExchangeError("setting pipeline.progress needs an MPI with thread level MPI_THREAD_MULTIPLE; leave it off, "
-                            "or unset MPI4PY_RC_THREAD_LEVEL")
+        raise ExchangeError("setting pipeline.progress needs an MPI with thread level MPI_THREAD_MULTIPLE; leave it "
+                            "off, or unset MPI4PY_RC_THREAD_LEVEL")
     comm = world.comm.Dup()
     loop, handle, any_source = _compiled_loop(comm)
     stop = np.ones(1, np.int32)

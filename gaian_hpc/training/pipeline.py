@@ -83,6 +83,9 @@ class PipelinedExecutor:
         self._depth = 1 if self._whole else settings.pipeline.units
         self._flights: dict[int, Flight] = {}
         self._early: dict[int, list[Message]] = {}
+        # Where bytes arrive only when their target enters MPI, they are sent when there is nothing else to do.
+        self._eager = settings.pipeline.progress or not (exchange.links == 2).any()
+        self._worked = False
         self.n_total = int(self.world.sum(np.array([store.n]))[0])
         self.reads = dict.fromkeys(("accepted", "delayed", "fallback"), 0)
         self._magnitude = np.full(store.n, np.inf, np.float32)
@@ -138,17 +141,15 @@ class PipelinedExecutor:
     def _turn(self, asked_to_stop: Callable[[], bool]) -> None:
         """Do what can be done, the oldest unit first; wait a moment if that is nothing."""
         with self.timer.region("messages"):
-            messages = self.channels.pump()
+            messages = self.channels.pump(self._eager or not self._worked)
         for message in messages:
             self._take(message)
         moved = bool(messages)
         for flight in self._flights.values():
             moved |= self._update(flight)
             moved |= self._publish(flight)
-        for flight in self._flights.values():
-            if flight.rendered.work():
-                moved = True
-                break
+        self._worked = any(flight.rendered.work() for flight in self._flights.values())
+        moved |= self._worked
         for flight in self._flights.values():
             if flight.sum is None:
                 if not (flight.final and flight.rendered.is_sent):
