@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
@@ -18,7 +19,8 @@ from ..points.cells import cell_bounds, cell_of, morton_codes
 from ..points.store import PointStore
 from ..renderers.base import PointRenderer
 from ..settings import Settings
-from .unit import PIXEL_WORK, Unit
+from .assign import render_work
+from .unit import Unit
 
 log = logging.getLogger(__name__)
 
@@ -61,9 +63,7 @@ class Placer:
         if self.world.size == 1:
             return np.zeros(len(unit.patches), np.int64)
         s = self.settings.exchange
-        pixels = np.array([p.width * p.height for p in unit.patches], np.float64)
-        work = tiles + PIXEL_WORK * pixels
-        renders = assign(counts, work, self.world.hosts, method=s.assignment, slack=s.slack, speeds=self.speeds,
+        renders = assign(counts, render_work(unit, tiles), self.world.hosts, method=s.assignment, slack=s.slack, speeds=self.speeds,
                          host_factor=s.host_factor)
         renders = np.asarray(renders, np.int64)
         self._observe(Plan(counts, renders))
@@ -76,7 +76,7 @@ class Placer:
         s = self.settings.exchange
         places = np.concatenate([self._patches_of(view) for view in unit.views])
         counts = np.ascontiguousarray(self._foreseen[:, places])
-        work = counts.sum(axis=0) * TILES_PER_SPLAT + PIXEL_WORK * np.array([p.width * p.height for p in unit.patches])
+        work = render_work(unit, counts.sum(axis=0) * TILES_PER_SPLAT)
         return np.asarray(assign(counts, work, self.world.hosts, method=s.assignment, slack=s.slack, speeds=self.speeds,
                                  host_factor=s.host_factor), np.int64)
 
@@ -224,5 +224,8 @@ class Placer:
 
 
 def free_memory() -> int:
-    """Return the bytes that this host has free, as Linux estimates them."""
+    """Return the bytes that this host could give, as Linux estimates them (what is cached included)."""
+    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
+        if line.startswith("MemAvailable:"):
+            return int(line.split()[1]) << 10
     return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
