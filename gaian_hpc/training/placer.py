@@ -63,8 +63,8 @@ class Placer:
         if self.world.size == 1:
             return np.zeros(len(unit.patches), np.int64)
         s = self.settings.exchange
-        renders = assign(counts, render_work(unit, tiles), self.world.hosts, method=s.assignment, slack=s.slack, speeds=self.speeds,
-                         host_factor=s.host_factor)
+        renders = assign(counts, render_work(unit, tiles), self.world.hosts, method=s.assignment, slack=s.slack,
+                         speeds=self.speeds, host_factor=s.host_factor)
         renders = np.asarray(renders, np.int64)
         self._observe(Plan(counts, renders))
         return renders
