@@ -28,9 +28,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import ExchangeError
+from ..backends.memory import free_memory
 from .ledger import Ledger
-from .world import ALIGNMENT, World, aligned
+from .world import ALIGNMENT, AgreedError, World, aligned
 
 _HEADER = 4  # int64 of a message: bytes, kind, unit, part
 CREDIT = 4  # a reader tells its head when a ring is this fraction consumed
@@ -131,16 +131,19 @@ class Channels:
     def _open(self) -> None:
         from .window import RingWindow
 
-        size = self._world.size
-        fault = None
-        try:
-            self._window = RingWindow(self._world, self._ring)
-        except MemoryError as error:
-            fault = str(error)
-        if any(f is not None for f in self._world.collect(fault)):
-            raise ExchangeError(f"rank {self._world.rank} of {size}: MPI cannot allocate a window of "
-                                f"{self.window_bytes / 2**20:.0f} MiB ({size} rings of {self._ring / 2**20:.2f} MiB); "
-                                "lower --pipeline.window_mb")
+        world, size = self._world, self._world.size
+        # MPI gives out shared memory that is not there, and the first who writes to it dies.
+        fits = world.collect(self.window_bytes * world.local_size < free_memory())
+        if all(fits):
+            try:
+                self._window = RingWindow(world, self._ring)
+            except MemoryError:
+                pass
+            fits = world.collect(self._window is not None)
+        if not all(fits):
+            raise AgreedError(f"rank {fits.index(False)} of {size}: MPI cannot allocate a window of "
+                              f"{self.window_bytes / 2**20:.0f} MiB ({size} rings of {self._ring / 2**20:.2f} MiB); "
+                              "lower --pipeline.window_mb", 1)
         self._queues: list[deque[np.ndarray]] = [deque() for _ in range(size)]
         self._inboxes = [_Inbox(src) for src in range(size)]
         self._written = np.zeros(size, np.int64)

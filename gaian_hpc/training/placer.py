@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import logging
-import os
 from collections.abc import Sequence
-from pathlib import Path
 
 import numpy as np
 
 from ..arrays import View
 from ..assignment.solve import assign
+from ..backends.memory import free_memory
 from ..distributed.exchange import Exchange, Plan
 from ..distributed.migrate import migrate
 from ..placement.partition import partition, relabel
@@ -221,11 +220,3 @@ class Placer:
         self.homes = by_view.argmax(axis=1)
         self.renders_here = np.zeros(len(self.views), bool)
         self.renders_here[profile.patch_view[counts.argmax(axis=0) == self.world.rank]] = True
-
-
-def free_memory() -> int:
-    """Return the bytes that this host could give, as Linux estimates them (what is cached included)."""
-    for line in Path("/proc/meminfo").read_text(encoding="ascii").splitlines():
-        if line.startswith("MemAvailable:"):
-            return int(line.split()[1]) << 10
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -7,7 +7,7 @@ import pytest
 
 from gaian_hpc.distributed.channels import Channels
 from gaian_hpc.distributed.ledger import PHASES, Ledger
-from gaian_hpc.distributed.world import aligned
+from gaian_hpc.distributed.world import AgreedError, aligned
 
 pytestmark = pytest.mark.mpi
 
@@ -69,6 +69,15 @@ def test_bytes_are_counted_by_phase_and_link(world):
         channels.pump()
         world.barrier()
     assert ledger.sent[PHASES.index("splats")].tolist() == [24, 24 * (world.size - 1), 0]
+
+
+def test_a_window_that_does_not_fit_is_refused_on_all_ranks_with_what_was_asked_for(world):
+    if world.size == 1:
+        pytest.skip("one rank needs no window")
+    complaint = r"rank 0 of \d+: MPI cannot allocate a window of .* lower --pipeline.window_mb"
+    with pytest.raises(AgreedError, match=complaint):
+        Channels(world, 1 << 46)
+    world.barrier()
 
 
 def test_windows_are_as_large_as_they_say(world):
