@@ -104,10 +104,14 @@ def _train(parser: LineParser, words: Sequence[str]) -> int | None:
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="RUN", help="folder of the run's results")
     parser.add_argument("--resume", action="store_true", help="go on from the newest checkpoint in RUN, if any, "
                                                               "with the settings saved there as defaults")
-    arguments, settings, options = _with_settings(parser, words)
-    from .jobs.train import run_train
+    from .distributed.world import open_world
 
-    return run_train(arguments.scene, arguments.output, settings, options, resume=arguments.resume)
+    with open_world("gaian train") as world:
+        with world.agreed():
+            arguments, settings, options = _with_settings(parser, words)
+        from .jobs.train import run_train
+
+        return run_train(arguments.scene, arguments.output, settings, options, resume=arguments.resume, world=world)
 
 
 def _evaluate(parser: LineParser, words: Sequence[str]) -> int | None:

@@ -17,7 +17,7 @@ from gaian_hpc.backends.threads import use_threads
 from gaian_hpc.config import settings_to_toml
 from gaian_hpc.data.cache import PictureCache
 from gaian_hpc.data.scene import Scene
-from gaian_hpc.distributed.world import World, open_world
+from gaian_hpc.distributed.world import World
 from gaian_hpc.errors import DataError
 from gaian_hpc.evaluation.views import evaluate_views, mean_scores
 from gaian_hpc.log import get_logger, write_text
@@ -29,15 +29,9 @@ RESULTS_NAME = "results.json"
 
 
 def run_train(scene_path: Path | str, output: Path | str, settings: Settings, options: Any, *,
-              resume: bool = False) -> int:
-    """Train ``scene_path`` into the folder ``output`` and return the exit code."""
-    with open_world("gaian train") as world:
-        return train_on(world, scene_path, Path(output), settings, options, resume=resume)
-
-
-def train_on(world: World, scene_path: Path | str, output: Path, settings: Settings, options: Any, *,
-             resume: bool) -> int:
-    """Collective. Train on the ranks of ``world`` and return the exit code."""
+              resume: bool = False, world: World | None = None) -> int:
+    """Collective. Train ``scene_path`` into ``output`` on the ranks of ``world`` (one), and return the exit code."""
+    world, output = world or World(), Path(output)
     log = get_logger(world.rank, world.size)
     with world.agreed():
         use_threads(settings.threads or world.threads())

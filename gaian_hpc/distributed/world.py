@@ -228,6 +228,9 @@ def open_world(program: str = "gaian") -> Iterator[World]:
         if not world.is_root:
             raise SystemExit(error.exit_code) from None
         raise
+    except SystemExit:
+        watch.leave()
+        raise
     except BaseException as error:
         watch.leave()
         known = isinstance(error, GaianError)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import itertools
 import json
 import logging
@@ -101,7 +102,8 @@ class Trainer:
         self.world = world or World()
         self.renderer: PointRenderer = build_renderer(settings.method, options, settings.backend,
                                                       absgrad=settings.densify.absgrad)
-        self.exchange = make_exchange(self.world, self.renderer, settings)
+        with self.world.agreed():
+            self.exchange = make_exchange(self.world, self.renderer, settings)
         horizon = settings.horizon or settings.steps
         self.optimizer = Adam(self.renderer.attributes, settings.optimizer, scene.extent, horizon,
                               settings.views_per_step)
@@ -341,9 +343,22 @@ class Journal:
 
 
 def make_exchange(world: World, renderer: PointRenderer, settings: Settings) -> Exchange:
-    """Return the exchange of a run as its settings say."""
-    return Exchange(world, renderer.splat_fields, renderer.gradient_fields, settings.exchange.codec,
-                    parse_overrides(settings.exchange.fields))
+    """Return the exchange of a run as its settings say.
+
+    Raises
+    ------
+    SettingsError
+        If ``exchange.fields`` names a field that the method does not have.
+    """
+    overrides = parse_overrides(settings.exchange.fields)
+    known = sorted({f.name for f in (*renderer.splat_fields, *renderer.gradient_fields)})
+    for name in overrides:
+        if name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]}? " if near else ""
+            raise SettingsError(f"setting exchange.fields names {name!r}, which {settings.method} does not send; {hint}"
+                                f"it sends {', '.join(known)}")
+    return Exchange(world, renderer.splat_fields, renderer.gradient_fields, settings.exchange.codec, overrides)
 
 
 def make_sampler(scene: Scene, settings: Settings, homes: np.ndarray) -> EpochSampler | StratifiedSampler:

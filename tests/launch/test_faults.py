@@ -45,6 +45,20 @@ def test_settings_that_differ_between_ranks_are_named(scene, tmp_path, word, fir
     assert done.returncode != 0 and "rank 1 of 2" in line and f"setting {word.rpartition('.')[2]}" in line
 
 
+def test_a_setting_that_cannot_be_is_told_once(scene, tmp_path):
+    base = (*GAIAN, "train", scene, "-o", tmp_path / "run", *SHORT)
+    for words, cause in ((("--exchange.codec", "int4"), "setting exchange.codec is 'int4'"),
+                         (("--exchange.fields", "colours=int8"), "did you mean colors?"),
+                         (("--stepz", "3"), "unknown argument --stepz")):
+        done = LAUNCHERS["mpich"]().run(2, *base, *words)
+        line, = errors_of(done.stdout)
+        assert done.returncode == 2 and "rank 0 of 2" in line and cause in line
+    done = LAUNCHERS["mpich"]().run_each([(1, base), (1, (*base, "--seed", "-1"))])
+    line, = errors_of(done.stdout)
+    assert done.returncode != 0 and "rank 1 of 2" in line and "setting seed is -1" in line
+    assert not (tmp_path / "run").exists()
+
+
 def test_versions_that_differ_between_ranks_are_named(scene, tmp_path):
     rest = ("train", str(scene), "-o", str(tmp_path / "run"), *SHORT)
     old = (sys.executable, "-c", "import sys, numba; numba.__version__ = '0.1'; from gaian_hpc.cli import main; "

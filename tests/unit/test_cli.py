@@ -94,7 +94,7 @@ def test_train_passes_settings_options_and_paths_to_its_job(job):
     calls = job("train", "run_train", 0)
     assert cli.main(["train", "S", "-o", "R", "--steps", "5", "--resume", "--renderer.sh_degree", "1"]) == 0
     (scene, output, settings, options), named = calls[0]
-    assert (scene, output, named) == (Path("S"), Path("R"), {"resume": True})
+    assert (scene, output, named["resume"], named["world"].size) == (Path("S"), Path("R"), True, 1)
     assert (settings.steps, options.sh_degree) == (5, 1)
 
 
