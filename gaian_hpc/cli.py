@@ -212,7 +212,9 @@ def _without(words: Sequence[str], names: Sequence[str]) -> list[str]:
 
 def _plan(parser: LineParser, words: Sequence[str]) -> int | None:
     parser.add_argument("source", type=Path, metavar="SCENE|PROFILE", help="folder of a scene, or a profile (.npz)")
-    parser.add_argument("--ranks", type=int, required=True, help="ranks to plan for")
+    parser.add_argument("--ranks", type=int, default=0, help="ranks to plan for")
+    parser.add_argument("--schedule", action="store_true",
+                        help="instead, how much the units in flight of --sync quality would share")
     parser.add_argument("--hosts", type=int, default=1, help="hosts they sit on")
     parser.add_argument("--views-per-rank", type=int, default=1, help="views of a step, over ranks")
     parser.add_argument("--patches", type=int, default=0,
@@ -222,6 +224,10 @@ def _plan(parser: LineParser, words: Sequence[str]) -> int | None:
     parser.add_argument("--curve", action="store_true", help="also with points ever more even, down to 1.05")
     parser.add_argument("--json", action="store_true", help="print one JSON object, a variant by its name")
     arguments, settings, options = _with_settings(parser, words)
+    if arguments.schedule:
+        from .jobs.schedule import run_schedule
+
+        return run_schedule(arguments.source, settings, options, as_json=arguments.json)
     from .jobs.plan import check_plan, run_plan
 
     check_plan(arguments.ranks, arguments.hosts, arguments["views_per_rank"], arguments.patches)
@@ -290,8 +296,8 @@ VERBS = {
     "bench": Verb("bench step|scale SCENE [--points N] [--width W] [--height H] [--repeats K] [--rounds N] [--json] "
                   "[--SETTING VALUE …]", "Time a training step and its phases, and how it scales.", _bench,
                   many_ranks=True),
-    "plan": Verb("plan SCENE|PROFILE --ranks R [--hosts H] [--views-per-rank B] [--patches N] [--codec C] [--curve] "
-                 "[--json] [--SETTING VALUE …]", "Tell what any number of ranks would send and hold.", _plan),
+    "plan": Verb("plan SCENE|PROFILE --ranks R|--schedule [--hosts H] [--views-per-rank B] [--patches N] [--codec C] "
+                 "[--curve] [--json] [--SETTING VALUE …]", "Tell what any number of ranks would send and hold.", _plan),
     "demo": Verb("demo [-o DIR] [--threads T]", "Make a small procedural city, train it and show the result.", _demo),
 }
 

@@ -339,9 +339,10 @@ class Settings:
         ``barrier``: all ranks end a step together. ``quality``: a unit reads each point as soon as all earlier
         updates of it are done, with the same result. ``throughput``: it also reads a bounded share of points before.
     batches : str
-        ``shuffled``: units are cut from random epochs. ``stratified``: each draws evenly from the views that the ranks'
-        points lie in, an epoch still visiting each view once; the order then depends on the number of ranks.
-    patch_size : int
+        ``shuffled``: units are cut from random epochs. ``scheduled``: these are arranged ahead of time so that units in
+        flight (``pipeline.units``) share few points, each view near its random place. ``stratified``: each draws
+        evenly from the views that the ranks' points lie in, an epoch still visiting each view once; the order then
+    depends on the number of ranks. patch_size : int
         Largest side of a patch in pixels, rounded to tiles; part of the result's last bits.
     ssim_weight : float
         Loss = (1 - w) L1 + w (1 - SSIM).
@@ -357,7 +358,7 @@ class Settings:
     threads: int = ranged(0, 0)
     views_per_step: int = ranged(1, 1)
     sync: Literal["barrier", "quality", "throughput"] = "barrier"
-    batches: Literal["shuffled", "stratified"] = "shuffled"
+    batches: Literal["shuffled", "scheduled", "stratified"] = "shuffled"
     patch_size: int = ranged(192, 16)
     ssim_weight: float = ranged(0.2, 0, 1)
     data: DataSettings = field(default_factory=DataSettings)

@@ -21,8 +21,6 @@ from gaian_hpc.jobs.scale import find_mpirun
 VARIANTS = {
     "barrier": ("--sync", "barrier"),
     "quality": ("--sync", "quality"),
-    "quality, progress": ("--sync", "quality", "--pipeline.progress", "true"),
-    "quality, two units": ("--sync", "quality", "--pipeline.progress", "true", "--pipeline.units", "2"),
     "quality, nothing ahead": ("--sync", "quality", "--pipeline.render_ahead", "false"),
     "throughput": ("--sync", "throughput"),
     "no validation": ("--sync", "quality", "--pipeline.validation", "none"),

@@ -15,11 +15,15 @@ from ..data.scene import Scene, load_scene
 from ..errors import SettingsError
 from ..points.init import cloud_from_scene
 from ..points.store import PointStore
+from ..renderers.base import PointRenderer
+from ..schedule.graph import ViewTracks
 from ..settings import DataSettings, Settings
 
 # With more points than this, small sets fit their pictures and not the scene: brighton_beach (15 views) at 2,000 steps
 # had 16.95 dB on its test views without a bound, 18.56 dB with one of 64 pixels a point and 19.07 dB with about 128.
 PIXELS_PER_POINT = 128
+
+SAMPLED_POINTS = 20_000  # that stand for tracks where a scene has none
 
 
 def open_scene(path: Path | str, data: DataSettings) -> Scene:
@@ -49,6 +53,17 @@ def start_points(scene: Scene, settings: Settings, attributes: tuple[Attribute, 
     mine = dataclasses.replace(cloud, positions=cloud.positions[rows], colors=cloud.colors[rows],
                                spacing=cloud.spacing[rows], ids=cloud.ids[rows])
     return PointStore(attributes, {a.name: a.init(mine) for a in attributes}, mine.ids, n)
+
+
+def view_tracks(scene: Scene, settings: Settings, renderer: PointRenderer) -> ViewTracks:
+    """Return what each training view sees: SfM tracks, or, where there are none, a sample of the start points."""
+    if scene.tracks is not None:
+        return ViewTracks.of(scene.tracks.track_offsets, scene.tracks.track_view_idx, scene.train_idx)
+    points = start_points(scene, settings, renderer.attributes).values
+    sample = points.take(np.arange(0, points.n_rows, max(1, points.n_rows // SAMPLED_POINTS)))
+    rows = [renderer.cull(scene.views[i], sample) for i in scene.train_idx.tolist()]
+    indptr = np.cumsum([0, *map(len, rows)])
+    return ViewTracks(indptr.astype(np.int64), np.concatenate(rows).astype(np.int32), sample.n_rows)
 
 
 def _from_gaussians(start: GaussianStart, path: str, attributes: tuple[Attribute, ...], rank: int,

@@ -37,6 +37,7 @@ from ..distributed.world import World
 from ..errors import GaianError, SettingsError
 from ..log import MetricsLog, write_text
 from ..renderers.base import PointRenderer, build_renderer
+from ..schedule.compiled import ScheduleSampler
 from ..settings import Settings
 from ..timing import PhaseTimer
 from .densify import make_density
@@ -44,7 +45,7 @@ from .optimizer import Adam
 from .pipeline import PipelinedExecutor
 from .placer import Placer
 from .progress import Progress
-from .start import determined_points, scene_fingerprint, start_points
+from .start import determined_points, scene_fingerprint, start_points, view_tracks
 from .step import StepReport, SynchronousExecutor
 
 log = logging.getLogger(__name__)
@@ -128,7 +129,7 @@ class Trainer:
         self.placer.place(self.step, "start")
         homes = (self.resumed.trainer if self.resumed else {}).get("homes", self.placer.homes.tolist())
         self.homes = np.array(homes, np.int64)
-        self.sampler = make_sampler(scene, settings, self.homes)
+        self.sampler = make_sampler(scene, settings, self.renderer, self.homes)
 
     def run(self) -> RunResult:
         """Train up to ``settings.steps``, or until SIGTERM, SIGINT or SIGUSR1; a checkpoint is left in any case."""
@@ -267,8 +268,9 @@ class Trainer:
 
     def _check_settings(self, path: Path, state: CheckpointState) -> None:
         before, now = (dict(flatten(parse_toml(text, str(path)))) for text in (state.settings, self.settings_text))
+        bound = {"pipeline.units"} if self.settings.batches == "scheduled" else set()  # the order follows from it
         for name in sorted((before.keys() | now.keys()) - FREE_SETTINGS):
-            if not name.startswith(FREE_TABLES) and before.get(name, now.get(name)) != now.get(name):
+            if (name in bound or not name.startswith(FREE_TABLES)) and before.get(name, now.get(name)) != now.get(name):
                 raise SettingsError(f"{path}: setting {name} was {before.get(name)!r} and is now {now.get(name)!r}; a "
                                     "run goes on with its own settings, so drop the change or start another run")
         if not before.get("horizon") and before.get("steps") != now.get("steps"):
@@ -361,8 +363,11 @@ def make_exchange(world: World, renderer: PointRenderer, settings: Settings) -> 
     return Exchange(world, renderer.splat_fields, renderer.gradient_fields, settings.exchange.codec, overrides)
 
 
-def make_sampler(scene: Scene, settings: Settings, homes: np.ndarray) -> EpochSampler | StratifiedSampler:
+def make_sampler(scene: Scene, settings: Settings, renderer: PointRenderer, homes: np.ndarray) -> EpochSampler:
     """Return the order of views; ``homes`` (V,) is the rank that each training view lies in."""
+    if settings.batches == "scheduled":
+        return ScheduleSampler(scene.train_idx, settings.views_per_step, settings.seed,
+                               view_tracks(scene, settings, renderer), settings.pipeline.units)
     if settings.batches == "stratified":
         return StratifiedSampler(scene.train_idx, settings.views_per_step, settings.seed, homes)
     return EpochSampler(scene.train_idx, settings.views_per_step, settings.seed)
