@@ -65,7 +65,8 @@ def run_bench_step(scene_path: Path | str, settings: Settings, options: Any, *, 
         Size of the pictures; where one is 0 it follows from the other, or the pictures keep their size.
     """
     with open_world("gaian bench") as world:
-        use_threads(settings.threads or world.threads())
+        fair_share = world.threads()
+        use_threads(settings.threads or fair_share)
         result = time_steps(world, scene_path, settings, options, points, (width, height), repeats)
         if world.is_root:
             print(json.dumps(result) if as_json else report_text(result))

@@ -33,16 +33,19 @@ def run_train(scene_path: Path | str, output: Path | str, settings: Settings, op
     """Collective. Train ``scene_path`` into ``output`` on the ranks of ``world`` (one), and return the exit code."""
     world, output = world or World(), Path(output)
     log = get_logger(world.rank, world.size)
+    fair_share = world.threads()  # collective, whatever this rank was told
     with world.agreed():
-        use_threads(settings.threads or world.threads())
+        use_threads(settings.threads or fair_share)
         if output.exists() and not output.is_dir():
             raise DataError(f"{output} is a file; choose another -o, the folder of the run's results")
         scene = open_scene(scene_path, settings.data)
     check_ranks(world, scene, settings, options)
+    world.require_same(**{"-o": str(output.resolve()), "--resume": resume})
     trainer = Trainer(scene, output, settings, options, resume=resume, world=world)
     describe(log, world, trainer)
-    if world.is_root:
-        (output / RESULTS_NAME).unlink(missing_ok=True)  # those of an earlier end of this run
+    with world.agreed():
+        if world.is_root:
+            (output / RESULTS_NAME).unlink(missing_ok=True)  # those of an earlier end of this run
     result = trainer.run()
     line = (f"stopped at step {result.step} of {settings.steps} by a signal; checkpoint written, go on with --resume"
             if result.stopped else summary(trainer, scene, result))

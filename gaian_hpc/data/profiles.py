@@ -60,7 +60,7 @@ def read_profile(path: Path | str) -> tuple[Profile, Profile | None]:
 
 
 def _profile(path: Path, arrays: dict[str, np.ndarray], names: tuple[str, ...], side: int) -> Profile:
-    indptr, cells, counts = (np.asarray(arrays[name]) for name in names)
+    indptr, cells, counts = (np.asarray(arrays[name]).astype(np.int64) for name in names)
     sizes = np.asarray(arrays["size"], np.int64)
     sound = (indptr.ndim == 1 and len(indptr) > 1 and indptr[0] == 0 and (np.diff(indptr) >= 0).all()
              and indptr[-1] == len(cells) == len(counts) and arrays["centre"].shape == (len(sizes), 3))

@@ -40,12 +40,19 @@ class Watch:
         pids, paths = zip(*world.collect((os.getpid(), path)), strict=True)
         with open(paths[leader], "r+b") as file:
             self._marks = mmap.mmap(file.fileno(), world.size)
+        fault = None
         if world.rank == leader:
             places = [f"{rank}:{pid}" for rank, pid in enumerate(pids) if world.hosts[rank] == host]
-            self._process = _start(program, world.size, path, places)
-        world.barrier()
+            try:
+                self._process = _start(program, world.size, path, places)
+            except (OSError, ExchangeError) as error:
+                fault = str(error)
+        faults = world.collect(fault)
         if world.rank == leader:
             os.unlink(path)
+        for rank, cause in enumerate(faults):
+            if cause is not None:
+                raise ExchangeError(f"rank {rank} of {world.size}: {cause}")
 
     def leave(self) -> None:
         """Say that this rank ends for a reason it has told, or because all is done."""
@@ -61,7 +68,8 @@ class Watch:
 def _start(program: str, size: int, path: str, places: list[str]) -> subprocess.Popen:
     script = Path(__file__).with_name("watcher.py")
     process = subprocess.Popen([sys.executable, "-I", "-S", str(script), program, str(size), path, *places],
-                               stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+                               stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                               start_new_session=True)  # launchers signal whole groups of processes
     if process.stdout.readline() != b"ready\n":
         raise ExchangeError(f"the process that watches over ranks ended with code {process.wait()}; run {script} by "
                             "hand to see why")

@@ -52,6 +52,8 @@ class Placer:
         self.world = exchange.world
         self.shares = np.full(self.world.size, 1 / self.world.size)
         self.speeds = np.ones(self.world.size)
+        # With a lossy codec it matters who sends what to whom, so nothing may follow from the clock.
+        self._timed = settings.exchange.codec == "fp32" and not settings.exchange.fields
         self.homes = np.zeros(len(views), np.int64)
         self.renders_here = np.ones(len(views), bool)
         self._places = {view.index: i for i, view in enumerate(views)}
@@ -121,7 +123,8 @@ class Placer:
         free = s.memory_mb << 20 or int(free_memory() * SPARE_MEMORY) // self.world.local_size
         mine = np.array([self.store.n, own_seconds, render_seconds, free], np.float64)
         n, own, render, memory = self.world.stack(mine).T
-        self._measure_speeds(render)
+        if self._timed:
+            self._measure_speeds(render)
         fullness = n.max() / max(n.mean(), 1)
         if self._reference is None:
             return
@@ -130,7 +133,7 @@ class Placer:
             self.place(step, f"{self._remote:.0%} of splats cross ranks, {share:.0%} when last placed")
         elif fullness > s.drift * fullest:
             self.place(step, f"the fullest rank holds {fullness:.2f} times the mean")
-        elif s.rebalance and own.max() > s.rebalance * own.mean():
+        elif self._timed and s.rebalance and own.max() > s.rebalance * own.mean():
             self._n_slow += 1
             if self._n_slow > 1:  # twice in a row: a single look may have met a busy moment of the machine
                 self._rebalance(step, n, own, memory)

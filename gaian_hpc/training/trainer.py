@@ -375,7 +375,7 @@ def make_sampler(scene: Scene, settings: Settings, renderer: PointRenderer, home
 
 def read_metrics(path: Path) -> tuple[str, ...]:
     """Return the lines of ``metrics.jsonl`` that do not depend on the number of ranks."""
-    lines = path.read_text(encoding="utf-8").splitlines()
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
     return tuple(line for line in lines if '"exchange"' not in line)
 
 

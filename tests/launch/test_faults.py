@@ -59,6 +59,35 @@ def test_a_setting_that_cannot_be_is_told_once(scene, tmp_path):
     assert not (tmp_path / "run").exists()
 
 
+def test_ranks_may_be_told_different_numbers_of_threads(scene, tmp_path):
+    base = (*GAIAN, "train", scene, "-o", tmp_path / "run", "--steps", "2", "--patch_size", "16")
+    done = LAUNCHERS["mpich"]().run_each([(1, (*base, "--threads", "1")), (1, base)], timeout=120)
+    assert done.returncode == 0 and "step 2:" in done.stdout
+
+
+def test_outputs_that_differ_between_ranks_are_named(scene, tmp_path):
+    base = (*GAIAN, "train", scene, *SHORT, "-o")
+    done = LAUNCHERS["mpich"]().run_each([(1, (*base, tmp_path / "a")), (1, (*base, tmp_path / "b"))], timeout=120)
+    line, = errors_of(done.stdout)
+    assert done.returncode != 0 and "rank 1 of 2 has -o" in line
+
+
+def test_an_output_below_a_file_is_refused_once(scene, tmp_path):
+    (tmp_path / "file").write_text("")
+    done = LAUNCHERS["mpich"]().run(2, *GAIAN, "train", scene, "-o", tmp_path / "file" / "run", *SHORT, timeout=120)
+    line, = errors_of(done.stdout)
+    assert done.returncode != 0 and "Not a directory" in line and "Traceback" not in done.stdout
+
+
+def test_a_watch_that_cannot_start_ends_all_ranks(scene, tmp_path):
+    program = ("import sys\nfrom gaian_hpc.distributed import watch\ndef refuse(*_):\n"
+               "    raise OSError('no processes left')\n"
+               "watch._start = refuse\nfrom gaian_hpc.cli import main\n"
+               f"sys.exit(main(['train', {str(scene)!r}, '-o', {str(tmp_path / 'run')!r}, '--steps', '2']))")
+    done = LAUNCHERS["mpich"]().run(2, sys.executable, "-c", program, timeout=120)
+    assert done.returncode != 0 and all("rank 0 of 2: no processes left" in line for line in errors_of(done.stdout))
+
+
 def test_versions_that_differ_between_ranks_are_named(scene, tmp_path):
     rest = ("train", str(scene), "-o", str(tmp_path / "run"), *SHORT)
     old = (sys.executable, "-c", "import sys, numba; numba.__version__ = '0.1'; from gaian_hpc.cli import main; "
