@@ -215,6 +215,7 @@ def _plan(parser: LineParser, words: Sequence[str]) -> int | None:
     parser.add_argument("--ranks", type=int, default=0, help="ranks to plan for")
     parser.add_argument("--schedule", action="store_true",
                         help="instead, how much the units in flight of --sync quality would share")
+    parser.add_argument("--window", type=int, default=0, help="with --schedule, units in flight; 0 = 2 and 4")
     parser.add_argument("--hosts", type=int, default=1, help="hosts they sit on")
     parser.add_argument("--views-per-rank", type=int, default=1, help="views of a step, over ranks")
     parser.add_argument("--patches", type=int, default=0,
@@ -225,9 +226,10 @@ def _plan(parser: LineParser, words: Sequence[str]) -> int | None:
     parser.add_argument("--json", action="store_true", help="print one JSON object, a variant by its name")
     arguments, settings, options = _with_settings(parser, words)
     if arguments.schedule:
-        from .jobs.schedule import run_schedule
+        from .jobs.schedule import check_window, run_schedule
 
-        return run_schedule(arguments.source, settings, options, as_json=arguments.json)
+        check_window(arguments.window)
+        return run_schedule(arguments.source, settings, options, window=arguments.window, as_json=arguments.json)
     from .jobs.plan import check_plan, run_plan
 
     check_plan(arguments.ranks, arguments.hosts, arguments["views_per_rank"], arguments.patches)
@@ -296,8 +298,9 @@ VERBS = {
     "bench": Verb("bench step|scale SCENE [--points N] [--width W] [--height H] [--repeats K] [--rounds N] [--json] "
                   "[--SETTING VALUE …]", "Time a training step and its phases, and how it scales.", _bench,
                   many_ranks=True),
-    "plan": Verb("plan SCENE|PROFILE --ranks R|--schedule [--hosts H] [--views-per-rank B] [--patches N] [--codec C] "
-                 "[--curve] [--json] [--SETTING VALUE …]", "Tell what any number of ranks would send and hold.", _plan),
+    "plan": Verb("plan SCENE|PROFILE --ranks R|--schedule [--window K] [--hosts H] [--views-per-rank B] [--patches N] "
+                 "[--codec C] [--curve] [--json] [--SETTING VALUE …]",
+                 "Tell what any number of ranks would send and hold.", _plan),
     "demo": Verb("demo [-o DIR] [--threads T]", "Make a small procedural city, train it and show the result.", _demo),
 }
 

@@ -342,7 +342,8 @@ class Settings:
         ``shuffled``: units are cut from random epochs. ``scheduled``: these are arranged ahead of time so that units in
         flight (``pipeline.units``) share few points, each view near its random place. ``stratified``: each draws
         evenly from the views that the ranks' points lie in, an epoch still visiting each view once; the order then
-    depends on the number of ranks. patch_size : int
+        depends on the number of ranks.
+    patch_size : int
         Largest side of a patch in pixels, rounded to tiles; part of the result's last bits.
     ssim_weight : float
         Loss = (1 - w) L1 + w (1 - SSIM).
