@@ -130,6 +130,8 @@ class Trainer:
         homes = (self.resumed.trainer if self.resumed else {}).get("homes", self.placer.homes.tolist())
         self.homes = np.array(homes, np.int64)
         self.sampler = make_sampler(scene, settings, self.renderer, self.homes)
+        if self.resumed and settings.batches == "scheduled":
+            self.sampler.check_record(self.resumed.trainer.get("schedule", {}), str(self.output))
 
     def run(self) -> RunResult:
         """Train up to ``settings.steps``, or until SIGTERM, SIGINT or SIGUSR1; a checkpoint is left in any case."""
@@ -220,8 +222,10 @@ class Trainer:
             trainer={"extent": self.scene.extent, "cap": self.cap} | self._order(),
             metrics=read_metrics(self.output / METRICS_NAME) if self.world.is_root else ())
 
-    def _order(self) -> dict[str, list[int]]:
+    def _order(self) -> dict[str, object]:
         """Return what the order of views depends on besides the settings."""
+        if self.settings.batches == "scheduled":
+            return {"schedule": self.sampler.record()}
         return {"homes": self.homes.tolist()} if self.settings.batches == "stratified" else {}
 
     def _rebalance(self) -> None:

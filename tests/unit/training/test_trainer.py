@@ -198,6 +198,21 @@ def test_resuming_with_another_scene_is_refused(city, straight, tmp_path):
         make_trainer(other, straight("default"), resume=True)
 
 
+def test_a_scheduled_run_goes_on_with_its_schedule_and_refuses_that_of_other_tracks(city, tmp_path):
+    changes = {"batches": "scheduled", "views_per_step": 2, "horizon": 24}
+    train(city, tmp_path / "straight", changes | {"steps": 12})
+    train(city, tmp_path / "run", changes | {"steps": 5})
+    shutil.copytree(tmp_path / "run", tmp_path / "stopped")
+    train(city, tmp_path / "run", changes | {"steps": 12}, resume=True)
+    assert_same_end(tmp_path / "run", tmp_path / "straight")
+    other = tmp_path / "other"
+    shutil.copytree(city, other)
+    points = other / "sparse" / "0" / "points3D.txt"
+    points.write_text("\n".join(points.read_text().splitlines()[:-1]) + "\n")
+    with pytest.raises(DataError, match="stopped: its schedule is one of another scene; go on with the scene"):
+        make_trainer(other, tmp_path / "stopped", changes | {"steps": 12}, resume=True)
+
+
 def test_resuming_with_another_split_is_refused(city, straight):
     with pytest.raises(SettingsError, match="views differ"):
         make_trainer(city, straight("default"), {"data.test_every": 4}, resume=True)
