@@ -26,10 +26,9 @@ VARIANTS = {
     "no validation": ("--sync", "quality", "--pipeline.validation", "none"),
     "hogwild": ("--sync", "quality", "--pipeline.validation", "hogwild"),
 }
-WAITING = ("exchange", "margins", "sums", "assign", "messages", "wait")
-"""Phases in which a rank waits for others, or hands bytes over."""
 COMPUTING = ("cull", "splat", "patches", "render", "pixels", "loss", "render_vjp", "gather", "splat_vjp", "update",
              "density")
+"""Phases of a rank's own work; in all others it waits for others, or hands bytes over."""
 SHARE = 0.5  # of a synchronous step that the exchange shall take
 
 
@@ -114,7 +113,6 @@ class SceneBench:
         sent = [json.loads(line) for line in (self._folder / "run" / "metrics.jsonl").read_text().splitlines()
                 if '"exchange"' in line]
         return {"ms": 1e3 * (last["seconds"] - first["seconds"]) / n, "compute_ms": 1e3 * spent(COMPUTING),
-                "waited_ms": 1e3 * spent(WAITING),
                 "bytes": sum(phase["other_host"] for phase in sent[-1]["exchange"].values()) / n,
                 **{k: reads.get(k, 0) / total for k in ("accepted", "delayed", "fallback")}}
 

@@ -42,14 +42,6 @@ class Profile:
     patch_view: np.ndarray
     pixels: np.ndarray
 
-    @classmethod
-    def of_rows(cls, sizes: np.ndarray, centers: np.ndarray, indptr: np.ndarray, cells: np.ndarray, counts: np.ndarray,
-                n_views: int) -> Profile:
-        """Return the profile of rows as a file holds them, equally many a view, of unknown pixels."""
-        n_patches = len(indptr) - 1
-        view = np.repeat(np.arange(n_views, dtype=np.int32), n_patches // n_views)
-        return cls(sizes, centers, indptr, cells, counts, view, np.zeros(n_patches, np.int64))
-
     @property
     def n_cells(self) -> int:
         return len(self.cell_sizes)

@@ -13,7 +13,7 @@ import numpy as np
 from numba import njit
 
 from .graph import LocalityGraph
-from .swaps import COLD, EMPTY, HOT, SEED, accepts, below, next_bits
+from .swaps import COLD, EMPTY, HOT, SEED, accepts, next_bits, propose
 from .unions import affordable, refine
 
 PROPOSALS, LEAST, MOST = 1_000_000, 20, 400  # swaps tried in an epoch; per view at least, and at most
@@ -126,17 +126,13 @@ def _places(order, first, last, size, window, n_views):
 @njit(cache=True, nogil=True, error_model="numpy")
 def _anneal(order, home, first, last, neighbours, overlap, held, size, window, distance, proposals):
     n, whole = last - first, len(order) // size
-    reach = min(2 * distance, n - 1)
     units = _places(order, first, last, size, window, len(neighbours))
     state = SEED
     n_steps = n * proposals
     for step in range(n_steps):
         heat = HOT * (COLD / HOT) ** (step / n_steps)
-        state = next_bits(state)
-        a = first + below(state, n)
-        state = next_bits(state)
-        b = a + 1 + below(state, reach)
-        if b >= last or a // size == b // size or abs(home[a] - b) > distance or abs(home[b] - a) > distance:
+        state, a, b = propose(state, home, first, last, size, distance)
+        if b < 0:
             continue
         x, y, u, v = order[a], order[b], a // size, b // size
         if u in (units[0, y], units[2, y]) or v in (units[0, x], units[2, x]):

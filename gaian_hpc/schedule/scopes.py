@@ -70,10 +70,6 @@ class Scopes:
         """The unit's update of ``rows``, which it read, is done."""
         self._states[unit][rows] = UPDATED
 
-    def is_decided(self, unit: int) -> bool:
-        """Tell whether all that the unit reads is published."""
-        return not (self._states[unit] == UNDECIDED).any()
-
     def is_finished(self, unit: int) -> bool:
         """Tell whether the unit has decided on and updated all it reads."""
         state = self._states[unit]

@@ -25,6 +25,21 @@ def below(state, n):
 
 
 @njit(cache=True, nogil=True, error_model="numpy")
+def propose(state, home, first, last, size, distance):
+    """Return the next state and two positions of first … last − 1, a < b, to be swapped; b is −1 where they may not.
+
+    They may not within a unit of ``size`` views, nor where an entry would stand over ``distance`` from its ``home``.
+    """
+    state = next_bits(state)
+    a = first + below(state, last - first)
+    state = next_bits(state)
+    b = a + 1 + below(state, min(2 * distance, last - first - 1))
+    if b >= last or a // size == b // size or abs(home[a] - b) > distance or abs(home[b] - a) > distance:
+        return state, a, -1
+    return state, a, b
+
+
+@njit(cache=True, nogil=True, error_model="numpy")
 def accepts(change, heat, state):
     """Tell whether a change of cost is taken (Metropolis et al. 1953)."""
     return change <= 0 or np.float64(state >> np.uint64(11)) / 9007199254740992.0 < np.exp(-change / heat)

@@ -10,7 +10,7 @@ import numpy as np
 from numba import njit
 
 from .graph import ViewTracks
-from .swaps import COLD, EMPTY, HOT, SEED, accepts, below, next_bits
+from .swaps import COLD, EMPTY, HOT, SEED, accepts, next_bits, propose
 
 MOST_VIEWS = 512  # beyond, unions are hardly more than pairs, and pairs are cheaper
 MOST_BITS = 16_384  # tracks that are counted; every k-th where there are more
@@ -83,8 +83,6 @@ def refine(order: np.ndarray, home: np.ndarray, first: int, last: int, sets: np.
 
 @njit(cache=True, nogil=True, error_model="numpy")
 def _anneal(order, home, first, last, sets, size, window, distance, n_steps):
-    n = last - first
-    reach = min(2 * distance, n - 1)
     n_units = len(order) // size  # a unit cut off is left to the strip with its rest
     unions = np.zeros((n_units, sets.shape[1]), np.uint64)
     for unit in range(n_units):
@@ -98,11 +96,8 @@ def _anneal(order, home, first, last, sets, size, window, distance, n_steps):
     state = SEED
     for step in range(n_steps):
         heat = HOT * (COLD / HOT) ** (step / n_steps)
-        state = next_bits(state)
-        a = first + below(state, n)
-        state = next_bits(state)
-        b = a + 1 + below(state, reach)
-        if b >= last or a // size == b // size or abs(home[a] - b) > distance or abs(home[b] - a) > distance:
+        state, a, b = propose(state, home, first, last, size, distance)
+        if b < 0:
             continue
         if _holds(order, size, a, order[b]) or _holds(order, size, b, order[a]):
             continue

@@ -97,10 +97,6 @@ class OwnedUnit:
             wave.returned[patch] = part
             wave.left[wave.places[patch]] -= 1
 
-    def is_returned(self) -> bool:
-        """Tell whether all gradients of what is published have come back."""
-        return not any(w.left.any() for w in self.waves)
-
     def gradients(self, wave: Wave, chosen: np.ndarray, observe: Observer) -> tuple[np.ndarray, ArrayTable]:
         """Return rows and gradients of the ``chosen`` (U,) bool points of a wave; all their patches are back."""
         gradients = []

@@ -28,7 +28,7 @@ from ..schedule.scopes import Scopes
 from ..settings import Settings
 from ..timing import PhaseTimer
 from .densify import DensityControl
-from .margins import PIXELS, unit_neighbours
+from .margins import PIXELS
 from .optimizer import Adam
 from .owned import OwnedUnit, Wave
 from .pixels import background_color
@@ -252,11 +252,9 @@ class PipelinedExecutor:
         mine = flight.rendered.mine
         n = 1 + 2 * len(mine)
         header = message.data[:8 * n].view(np.int64)
-        centers = np.array([[(p.x0 + p.x1) / 2, (p.y0 + p.y1) / 2] for p in (flight.unit.patches[i] for i in mine)],
-                           np.float32).reshape(-1, 2)
         with self.timer.region("exchange"):
-            parts = self.exchange.unpack_splats(message.data[8 * n:], header[1:1 + len(mine)], centers,
-                                                id_form(self.store.next_id))
+            parts = self.exchange.unpack_splats(message.data[8 * n:], header[1:1 + len(mine)],
+                                                flight.unit.centers()[mine], id_form(self.store.next_id))
         complete = header[1 + len(mine):].astype(bool)
         flight.rendered.take_splats(message.src, message.part, bool(header[0]), complete, parts)
 
@@ -264,10 +262,7 @@ class PipelinedExecutor:
         stays, has_pixels = message.data[:16].view(np.int64).tolist()
         pixels = None
         if has_pixels:
-            codec = codec_of(PIXELS, self.settings.exchange.codec)
-            beside = unit_neighbours(flight.unit)
-            beside = beside[(beside[:, 1] == message.part) & (flight.rendered.renders[beside[:, 0]] == self.world.rank)]
-            n = int(3 * ((beside[:, 3] - beside[:, 2]) * (beside[:, 5] - beside[:, 4])).sum())
+            codec, n = codec_of(PIXELS, self.settings.exchange.codec), flight.rendered.n_margin_values(message.part)
             pixels = decode(message.data[16:16 + encoded_bytes(n, codec)], n, (), codec)
         flight.rendered.take_margin(message.part, bool(stays), pixels)
 
@@ -304,15 +299,7 @@ class PipelinedExecutor:
                 chosen[chosen] = self._scopes.settled(flight.step, wave.rows[chosen])  # updates in unit order
             if not chosen.any():
                 continue
-            rows, v_rows = owned.gradients(wave, chosen, self._observe)
-            if self.settings.sync == "throughput":
-                self._magnitude[rows] = np.sqrt(sum(np.square(v).reshape(len(rows), -1).sum(axis=1)
-                                                    for v in v_rows.values()))
-            with self.timer.region("update"):
-                self.density.regularize(self.store, rows, v_rows, self.n_total)
-                self.optimizer.update(self.store, rows, v_rows, flight.step)
-            wave.done |= chosen
-            self._scopes.update(flight.step, rows)
+            self._apply(flight, wave, chosen)
             moved = True
         return moved
 
@@ -321,13 +308,21 @@ class PipelinedExecutor:
         wave = flight.owned.waves[0]
         if flight.updated or wave.left.any():
             return False
-        rows, v_rows = flight.owned.gradients(wave, np.ones(len(wave.rows), bool), self._observe)
+        self._apply(flight, wave, np.ones(len(wave.rows), bool))
+        flight.updated = True
+        return True
+
+    def _apply(self, flight: Flight, wave: Wave, chosen: np.ndarray) -> None:
+        """Update the ``chosen`` (U,) bool points of a wave."""
+        rows, v_rows = flight.owned.gradients(wave, chosen, self._observe)
+        if self.settings.sync == "throughput":
+            self._magnitude[rows] = np.sqrt(sum(np.square(v).reshape(len(rows), -1).sum(axis=1)
+                                                for v in v_rows.values()))
         with self.timer.region("update"):
             self.density.regularize(self.store, rows, v_rows, self.n_total)
             self.optimizer.update(self.store, rows, v_rows, flight.step)
-        flight.updated = True
+        wave.done |= chosen
         self._scopes.update(flight.step, rows)
-        return True
 
     def _observe(self, view: View, rows: np.ndarray, v_splats: ArrayTable) -> None:
         with self.timer.region("density"):

@@ -14,6 +14,7 @@ from ..distributed.exchange import Exchange, Plan
 from ..distributed.migrate import migrate
 from ..placement.partition import partition, relabel
 from ..placement.profile import Profile, count_access, merge, row_starts
+from ..placement.report import homes
 from ..points.cells import cell_bounds, cell_of, morton_codes
 from ..points.store import PointStore
 from ..renderers.base import PointRenderer
@@ -63,23 +64,22 @@ class Placer:
         """Return the render rank of each patch of a unit; see :data:`training.step.Assigner`."""
         if self.world.size == 1:
             return np.zeros(len(unit.patches), np.int64)
-        s = self.settings.exchange
-        renders = assign(counts, render_work(unit, tiles), self.world.hosts, method=s.assignment, slack=s.slack,
-                         speeds=self.speeds, host_factor=s.host_factor)
-        renders = np.asarray(renders, np.int64)
+        renders = self._assigned(unit, counts, tiles)
         self._observe(Plan(counts, renders))
         return renders
+
+    def _assigned(self, unit: Unit, counts: np.ndarray, tiles: np.ndarray) -> np.ndarray:
+        s = self.settings.exchange
+        return assign(counts, render_work(unit, tiles), self.world.hosts, method=s.assignment, slack=s.slack,
+                      speeds=self.speeds, host_factor=s.host_factor)
 
     def predict(self, unit: Unit) -> np.ndarray:
         """Return the render rank of each patch of a unit as the last profile foresees it, the same on every rank."""
         if self.world.size == 1:
             return np.zeros(len(unit.patches), np.int64)
-        s = self.settings.exchange
         places = np.concatenate([self._patches_of(view) for view in unit.views])
         counts = np.ascontiguousarray(self._foreseen[:, places])
-        work = render_work(unit, counts.sum(axis=0) * TILES_PER_SPLAT)
-        return np.asarray(assign(counts, work, self.world.hosts, method=s.assignment, slack=s.slack, speeds=self.speeds,
-                                 host_factor=s.host_factor), np.int64)
+        return self._assigned(unit, counts, counts.sum(axis=0) * TILES_PER_SPLAT)
 
     def _patches_of(self, view: View) -> np.ndarray:
         """Return the profile's patches of a training view."""
@@ -91,8 +91,9 @@ class Placer:
         if self.world.size == 1:
             return
         s, world = self.settings.placement, self.world
-        cells, n_cells = self._cells()
-        profile = self._profile(step, cells, n_cells)
+        n_total = int(world.sum(np.array([self.store.n]))[0])
+        cells, n_cells = self._cells(n_total)
+        profile = self._profile(step, cells, n_cells, n_total)
         before = self._majority(cells, n_cells)
         owners = None
         if world.is_root:
@@ -179,7 +180,7 @@ class Placer:
         self._reference: tuple[float, float] | None = None
         self._work = np.zeros(self.world.size)
 
-    def _cells(self) -> tuple[np.ndarray, int]:
+    def _cells(self, n_total: int) -> tuple[np.ndarray, int]:
         """Collective. Return the Morton cell of each point of this rank, and the number of cells."""
         means, s = self.store.raw["means"], self.settings.placement
         inside = means[np.isfinite(means).all(axis=1)]
@@ -187,15 +188,13 @@ class Placer:
         box = self.world.stack(np.stack([inside.min(axis=0, initial=np.inf) if len(inside) else edge,
                                          inside.max(axis=0, initial=-np.inf) if len(inside) else -edge]))
         codes = morton_codes(means, box[:, 0].min(axis=0), box[:, 1].max(axis=0))
-        n_total = int(self.world.stack(np.array([self.store.n])).sum())
         every = max(1, n_total // SAMPLES)
         samples = np.sort(self.exchange.gather(np.sort(codes)[every // 2::every]))
         bounds = cell_bounds(samples, max(n_total // s.cell_points, CELLS_PER_RANK * self.world.size))
         return cell_of(codes, bounds), len(bounds) + 1
 
-    def _profile(self, step: int, cells: np.ndarray, n_cells: int) -> Profile:
+    def _profile(self, step: int, cells: np.ndarray, n_cells: int, n_total: int) -> Profile:
         """Collective. Return which patches of the training views read which cells, over all ranks."""
-        n_total = int(self.world.stack(np.array([self.store.n])).sum())
         every = max(1, n_total // self.settings.placement.profile_points)
         own = count_access(self.renderer.at_step(max(step, 1)), self.store.values, cells, n_cells, self.views,
                            self.settings.patch_size, every)
@@ -218,8 +217,6 @@ class Placer:
         counts = profile.owned(owners, self.world.size)  # (R, P)
         self._foreseen = counts
         self._first_patch = np.searchsorted(profile.patch_view, np.arange(len(self.views) + 1))
-        by_view = np.zeros((len(self.views), self.world.size), np.int64)
-        np.add.at(by_view, profile.patch_view, counts.T)
-        self.homes = by_view.argmax(axis=1)
+        self.homes = homes(profile, owners, self.world.size)
         self.renders_here = np.zeros(len(self.views), bool)
         self.renders_here[profile.patch_view[counts.argmax(axis=0) == self.world.rank]] = True

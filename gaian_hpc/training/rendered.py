@@ -142,6 +142,11 @@ class RenderedUnit:
                 self.states[p].v_splats = None
                 at += n
 
+    def n_margin_values(self, q: int) -> int:
+        """Return how many values of patch ``q``, rendered elsewhere, lie beside this rank's patches."""
+        beside = self._mine_first[self._mine_first[:, 1] == q]
+        return int(3 * ((beside[:, 3] - beside[:, 2]) * (beside[:, 5] - beside[:, 4])).sum())
+
     def work(self) -> bool:
         """Do one thing: send, differentiate or render a patch; tell whether there was anything to do."""
         stays = bool(self.final.all())

@@ -46,6 +46,10 @@ class Unit:
         """Return the numbers of a view's patches."""
         return range(self.starts[view], self.starts[view + 1])
 
+    def centers(self) -> np.ndarray:
+        """Return the middle of each patch in pixels, (P, 2) float32."""
+        return np.array([[(p.x0 + p.x1) / 2, (p.y0 + p.y1) / 2] for p in self.patches], np.float32).reshape(-1, 2)
+
     def view_of(self, patch: int) -> int:
         """Return the position, within the unit, of the view that a patch is cut from."""
         return int(np.searchsorted(self.starts, patch, side="right")) - 1
@@ -107,8 +111,7 @@ def splat_unit(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, uni
             reached += lists
             offset += table.n_rows
         counts = np.array([r.stop - r.start if isinstance(r, slice) else len(r) for r in reached], np.int64)
-        centers = np.array([[(p.x0 + p.x1) / 2, (p.y0 + p.y1) / 2] for p in unit.patches], np.float32).reshape(-1, 2)
-        own = OwnSplats(ids[np.concatenate(rows)], joined(splats), reached, centers)
+        own = OwnSplats(ids[np.concatenate(rows)], joined(splats), reached, unit.centers())
     return ShardUnit(unit, rows, splats, own, counts, tiles)
 
 

@@ -9,7 +9,8 @@ from gaian_hpc.checkpoint.reader import latest_checkpoint, open_checkpoint, read
 from gaian_hpc.checkpoint.summary import digest_of_store
 from gaian_hpc.data.scene import load_scene
 from gaian_hpc.renderers.gaussian3d import Options
-from gaian_hpc.training.trainer import METRICS_NAME, Trainer
+from gaian_hpc.training.journal import METRICS_NAME
+from gaian_hpc.training.trainer import Trainer
 from tests.unit.runs import STEPS, VARIANTS, edits_of, make_settings, metrics_of
 
 pytestmark = pytest.mark.mpi
@@ -303,7 +304,7 @@ def test_without_validation_the_bits_are_lost(world, city, shared_tmp, alone, va
 def test_throughput_first_reads_early_within_its_bounds_and_tells_how_often(world, city, shared_tmp, alone, tolerance):
     import json
 
-    from gaian_hpc.training.trainer import TIMINGS_NAME
+    from gaian_hpc.training.journal import TIMINGS_NAME
 
     train(city, shared_tmp, world, {"sync": "throughput", "pipeline.tolerance": tolerance, "patch_size": 16})
     world.barrier()

@@ -8,7 +8,8 @@ from gaian_hpc.backends.threads import use_threads
 from gaian_hpc.data.scene import load_scene
 from gaian_hpc.renderers.gaussian3d import Options
 from gaian_hpc.settings import Settings
-from gaian_hpc.training.trainer import METRICS_NAME, Trainer
+from gaian_hpc.training.journal import METRICS_NAME
+from gaian_hpc.training.trainer import Trainer
 
 STEPS = 24
 # Edits open the steps 6, 11, 16 and 21 and a reset step 13; every step is logged.

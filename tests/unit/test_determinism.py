@@ -9,7 +9,7 @@ import numba
 import pytest
 
 from gaian_hpc.checkpoint.summary import digest_of_store
-from gaian_hpc.training.trainer import METRICS_NAME
+from gaian_hpc.training.journal import METRICS_NAME
 from tests.unit.runs import VARIANTS, edits_of, train
 
 two_cores = pytest.mark.skipif(numba.config.NUMBA_NUM_THREADS < 2, reason="this process may use one core only")

@@ -34,11 +34,11 @@ def test_what_a_unit_has_not_decided_on_is_not_free_for_later_ones(two_units):
     two_units.decide(2, np.array([3, 4, 5]), np.array([4]))
     two_units.open(3)
     assert two_units.free(3).tolist() == [3, 5]  # 0 to 2 are undecided for unit 2
-    assert not two_units.is_decided(2)
+    assert two_units.undecided(2).tolist() == [0, 1, 2]
 
 
 def test_a_unit_is_finished_when_all_it_reads_is_updated(two_units):
-    assert two_units.is_decided(1) and not two_units.is_finished(1)
+    assert len(two_units.undecided(1)) == 0 and not two_units.is_finished(1)
     two_units.update(1, np.array([0, 1, 2]))
     assert two_units.is_finished(1)
     two_units.close(1)

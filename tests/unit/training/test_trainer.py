@@ -20,8 +20,8 @@ from gaian_hpc.config import settings_from_toml
 from gaian_hpc.data.cache import PictureCache
 from gaian_hpc.data.scene import load_scene
 from gaian_hpc.errors import DataError, FormatError, GaianError, SettingsError
+from gaian_hpc.training.journal import METRICS_NAME
 from gaian_hpc.training.start import PIXELS_PER_POINT, scene_fingerprint
-from gaian_hpc.training.trainer import METRICS_NAME
 from tests.unit.runs import STEPS, VARIANTS, edits_of, make_settings, make_trainer, metrics_of, train
 
 RESUMED = ("default", "mcmc", "dense adam", "two views in many patches")
