@@ -13,7 +13,7 @@ from scipy.spatial.transform import Rotation
 from ..arrays import ArrayTable, Patch, View
 from ..renderers.base import Outputs
 from ..renderers.gaussian3d import Gaussian3D, Options
-from ..renderers.gaussian3d.sh import C0
+from ..renderers.sh import C0
 from .city import HALF, Surfels, build_city
 
 ALTITUDE = 85.0

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import lru_cache
 
 import numpy as np
 
-from ...arrays import ArrayTable, Attribute, Cloud, Field, LearningRate, Patch, View
+from ...arrays import ArrayTable, Attribute, Cloud, LearningRate, View
 from ...errors import SettingsError
-from ..base import OutputGradients, Outputs
-from .sh import C0, n_coefficients
+from ..ellipses import EllipseRenderer
+from ..sh import C0, n_coefficients
 
 MAX_DEGREE = 3
 
@@ -91,12 +90,8 @@ def _attributes(o: Options) -> tuple[Attribute, ...]:
 
 DEFAULT_OPTIONS = Options()
 
-# Gradients of colour and opacity mean the same in every view; those in pixels do not.
-GRADIENT_FIELDS = (Field("means2d", (2,), "int8"), Field("conics", (3,), "int8"), Field("depths", (), "int8"),
-                   Field("opacities", (), "int8", additive=True), Field("colors", (3,), "int8", additive=True))
 
-
-class Gaussian3D:
+class Gaussian3D(EllipseRenderer):
     """3D Gaussian Splatting on the cpu backend; see :class:`gaian_hpc.renderers.base.PointRenderer`.
 
     Parameters
@@ -112,19 +107,14 @@ class Gaussian3D:
 
     name = "gaussian3d"
     Options = Options
-    # Forms that lose more than 16-bit floats would shift splats by half a pixel or more; colours bear it.
-    splat_fields = (Field("means2d", (2,), "fp16", in_pixels=True), Field("conics", (3,), "fp16"),
-                    Field("depths", (), "fp16"), Field("colors", (3,), "int8"), Field("opacities", (), "int8"),
-                    Field("radii", (2,), "fp16"))
 
     def __init__(self, options: Options = DEFAULT_OPTIONS, backend: str = "cpu", *, absgrad: bool = False,
                  degree: int | None = None):
+        super().__init__(options.depth, absgrad)
         self.options = options
         self.backend = backend
-        self.absgrad = absgrad
         self.degree = options.sh_degree if degree is None else degree
         self.attributes = _attributes(options)
-        self.gradient_fields = GRADIENT_FIELDS + ((Field("absgrad", (2,), "int8"),) if absgrad else ())
 
     def at_degree(self, degree: int) -> Gaussian3D:
         """Return this renderer with ``degree`` active SH bands (at most ``options.sh_degree``)."""
@@ -144,8 +134,8 @@ class Gaussian3D:
 
     def cull(self, view: View, points: ArrayTable) -> np.ndarray:
         """Return the rows whose splat has alpha ≥ 1/255 inside its pixel box on the picture, ascending int64."""
+        from ..projection import pack_camera
         from . import cpu
-        from .projection import pack_camera
 
         o = self.options
         mask = np.empty(len(points["means"]), np.bool_)
@@ -155,8 +145,8 @@ class Gaussian3D:
 
     def splat(self, view: View, points: ArrayTable, ids: np.ndarray) -> ArrayTable:
         """Project rows ``ids``; returns ``splat_fields``, float32."""
+        from ..projection import pack_camera
         from . import cpu
-        from .projection import pack_camera
 
         o = self.options
         out = {f.name: np.empty((len(ids), *f.shape), np.float32) for f in self.splat_fields}
@@ -168,8 +158,8 @@ class Gaussian3D:
     def splat_vjp(self, view: View, points: ArrayTable, ids: np.ndarray, splats: ArrayTable,
                   v_splats: ArrayTable) -> ArrayTable:
         """Return gradients of the activated attributes of rows ``ids``; ``sh`` up to the active degree only."""
+        from ..projection import pack_camera
         from . import cpu
-        from .projection import pack_camera
 
         o, m = self.options, len(ids)
         shapes = {"means": (3,), "quats": (4,), "scales": (3,), "opacities": (), "sh": (n_coefficients(self.degree), 3)}
@@ -179,72 +169,3 @@ class Gaussian3D:
                         v_splats["means2d"], v_splats["conics"], v_splats["depths"], v_splats["colors"],
                         v_splats["opacities"], out["means"], out["quats"], out["scales"], out["opacities"], out["sh"])
         return ArrayTable(out, m)
-
-    def footprints(self, view: View, splats: ArrayTable) -> np.ndarray:
-        """Return (M, 4) float32 boxes x0, y0, x1, y1 in pixels that hold every alpha ≥ 1/255."""
-        r = splats["radii"] * np.float32(1.001) + np.float32(0.01)
-        return np.concatenate([splats["means2d"] - r, splats["means2d"] + r], axis=1)
-
-    def render(self, patch: Patch, splats: ArrayTable) -> Outputs:
-        """Composite splats, sorted by point id, over a patch."""
-        from ..compositing.binning import aligned_rows
-        from . import cpu
-
-        compositor, bin_splats = self._kernels
-        n_channels = compositor.n_channels
-        table = aligned_rows(splats.n_rows, cpu.N_COLUMNS)
-        cpu.pack(splats["means2d"], splats["conics"], splats["depths"], splats["colors"], splats["opacities"], table)
-        lists = bin_splats(patch, splats["depths"], self.footprints(patch.view, splats), table)
-        planes = np.empty((n_channels, patch.height, patch.width), np.float32)
-        transmittance = np.empty((patch.height, patch.width), np.float32)
-        last = np.empty((patch.height, patch.width), np.int32)
-        compositor.forward(lists.shares, lists.offsets, lists.items, lists.n_x, patch.x0, patch.y0, table, planes,
-                           transmittance, last)
-        maps = {"depth": planes[3]} if n_channels == 4 else {}
-        return Outputs(planes[:3], 1 - transmittance, maps, (lists, table, transmittance, last))
-
-    def render_vjp(self, patch: Patch, splats: ArrayTable, outputs: Outputs, v_outputs: OutputGradients) -> ArrayTable:
-        """Return gradients of the splat fields, and ``absgrad`` (M, 2) where it was asked for."""
-        from ..compositing.cpu import sum_slots
-        from . import cpu
-
-        compositor, _ = self._kernels
-        lists, table, transmittance, last = outputs.saved
-        v_planes = v_outputs.color
-        if compositor.n_channels == 4:
-            v_depth = (v_outputs.maps or {}).get("depth")
-            v_planes = np.concatenate([v_planes, np.zeros((1, *last.shape), np.float32) if v_depth is None
-                                       else v_depth[None]])
-        v_alpha = np.zeros(last.shape, np.float32) if v_outputs.alpha is None else v_outputs.alpha
-        width = compositor.n_moments + compositor.n_channels
-        per_pair = np.empty((len(lists.items), width), np.float32)
-        compositor.backward(lists.shares, lists.offsets, lists.items, lists.slots, lists.n_x, patch.x0, patch.y0,
-                            table, np.ascontiguousarray(v_planes), np.ascontiguousarray(v_alpha),
-                            transmittance, last, per_pair)
-        sums = np.empty((splats.n_rows, width), np.float32)
-        sum_slots(lists.starts, per_pair, sums)
-        v = {f.name: np.empty((splats.n_rows, *f.shape), np.float32) for f in self.splat_fields if f.name != "radii"}
-        absgrad = np.empty((splats.n_rows if self.absgrad else 0, 2), np.float32)
-        cpu.finish(table, sums, compositor.n_moments, v["means2d"], v["conics"], v["opacities"], v["colors"],
-                   v["depths"], absgrad)
-        if self.absgrad:
-            v["absgrad"] = absgrad
-        return ArrayTable(v, splats.n_rows)
-
-    @property
-    def _kernels(self):
-        return _build_kernels(self.absgrad, 3 + self.options.depth)
-
-
-@lru_cache
-def _build_kernels(absgrad: bool, n_channels: int):
-    from ..compositing import binning, lanes
-    from ..compositing import cpu as compositing
-    from ..stamp import source_stamp
-    from . import cpu
-
-    stamp = source_stamp(cpu, lanes, compositing, binning)
-    moments, n_moments = (cpu.moments_absgrad, 8) if absgrad else (cpu.moments, 6)
-    compositor = compositing.make_compositor(cpu.load, cpu.span, cpu.alpha, moments, cpu.N_GEOMETRY, n_moments,
-                                             n_channels, stamp)
-    return compositor, binning.make_binner(cpu.load, cpu.span, stamp)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 from numba.extending import register_jitable
 
-from ...arrays import View
+from ..arrays import View
 
 MARGIN = 0.3  # the Jacobian is evaluated inside the view widened by this share of tan(fov/2) per side
 COMPENSATION_MIN = 0.005
