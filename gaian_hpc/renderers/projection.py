@@ -203,3 +203,50 @@ def direction(camera, x, y, z):
     dx, dy, dz = x - camera[_CENTER], y - camera[_CENTER + 1], z - camera[_CENTER + 2]
     r = 1.0 / np.sqrt(dx * dx + dy * dy + dz * dz)
     return dx * r, dy * r, dz * r, r
+
+
+@register_jitable(error_model="numpy")
+def in_view(camera, mean, rot, s0, s1, s2, opacity, eps, antialiased):
+    """Tell whether the 1/255 box of a Gaussian, rounded up to whole pixels, meets the picture; ``mean`` in the world."""
+    x, y, z = to_camera(camera, mean[0], mean[1], mean[2])
+    if not in_depth(camera, z):
+        return False
+    t = screen_axes(camera, x, y, z, rot, s0, s1, s2)
+    xx, _, yy, det, bare = covariance(t, eps)
+    if antialiased:
+        opacity *= compensation(det, bare)
+    rx, ry = radii(xx, yy, opacity)
+    rx, ry = np.ceil(rx), np.ceil(ry)
+    u, v = to_screen(camera, x, y, z)
+    return rx > 0 and ry > 0 and u + rx > 0 and u - rx < camera[_W] and v + ry > 0 and v - ry < camera[_H]
+
+
+@register_jitable(error_model="numpy")
+def to_splat(camera, mean, rot, s0, s1, s2, opacity, eps, antialiased):
+    """Return screen mean (2), conic (3), depth, opacity (compensated) and radii (2) of a Gaussian.
+
+    Its covariance is M Mᵀ with M = rot·diag(s0, s1, s2); ``rot`` may be any matrix, row by row.
+    """
+    x, y, z = to_camera(camera, mean[0], mean[1], mean[2])
+    t = screen_axes(camera, x, y, z, rot, s0, s1, s2)
+    xx, xy, yy, det, bare = covariance(t, eps)
+    if antialiased:
+        opacity *= compensation(det, bare)
+    return to_screen(camera, x, y, z), (yy / det, -xy / det, xx / det), z, opacity, radii(xx, yy, opacity)
+
+
+@register_jitable(error_model="numpy")
+def to_splat_vjp(camera, mean, rot, s0, s1, s2, opacity, eps, antialiased, v_mean2d, v_conic, v_depth, v_opacity):
+    """Return gradients of the world mean (3), the scales (3), ``rot`` (9) and the opacity from those of the splat."""
+    x, y, z = to_camera(camera, mean[0], mean[1], mean[2])
+    t = screen_axes(camera, x, y, z, rot, s0, s1, s2)
+    xx, xy, yy, det, bare = covariance(t, eps)
+    v_t = covariance_vjp(t, eps, xx, xy, yy, det, bare, v_conic, v_opacity * opacity, antialiased)
+    if antialiased:
+        v_opacity *= compensation(det, bare)
+    v_p, v_s, v_rot = axes_vjp(camera, x, y, z, rot, s0, s1, s2, v_t)
+    su, sv, sz = screen_vjp(camera, x, y, z, v_mean2d[0], v_mean2d[1])
+    px, py, pz = v_p[0] + su, v_p[1] + sv, v_p[2] + sz + v_depth
+    v_mean = (camera[0] * px + camera[3] * py + camera[6] * pz, camera[1] * px + camera[4] * py + camera[7] * pz,
+              camera[2] * px + camera[5] * py + camera[8] * pz)
+    return v_mean, v_s, v_rot, v_opacity

@@ -58,7 +58,8 @@ class Options:
             raise SettingsError(f"renderer.eps2d is {self.eps2d}; it must be at least 0 px²")
 
 
-def _attributes(o: Options) -> tuple[Attribute, ...]:
+def point_attributes(o: Options) -> tuple[Attribute, ...]:
+    """Return the attribute table of 3D Gaussians."""
     k = n_coefficients(o.sh_degree)
 
     def sh(cloud: Cloud) -> np.ndarray:
@@ -114,7 +115,7 @@ class Gaussian3D(EllipseRenderer):
         self.options = options
         self.backend = backend
         self.degree = options.sh_degree if degree is None else degree
-        self.attributes = _attributes(options)
+        self.attributes = point_attributes(options)
 
     def at_degree(self, degree: int) -> Gaussian3D:
         """Return this renderer with ``degree`` active SH bands (at most ``options.sh_degree``)."""

@@ -4,45 +4,31 @@ from __future__ import annotations
 
 import numpy as np
 from numba import njit, prange
+from numba.extending import register_jitable
 
-from ..projection import (
-    axes_vjp,
-    compensation,
-    covariance,
-    covariance_vjp,
-    direction,
-    in_depth,
-    radii,
-    rotation,
-    rotation_vjp,
-    screen_axes,
-    screen_vjp,
-    to_camera,
-    to_screen,
-)
+from ..projection import direction, in_view, rotation, rotation_vjp, to_splat, to_splat_vjp
 from ..sh import sh_basis, sh_direction_vjp
+
+
+@register_jitable(error_model="numpy")
+def row(table, n):
+    """Return three values of a row in float64."""
+    return np.float64(table[n, 0]), np.float64(table[n, 1]), np.float64(table[n, 2])
+
+
+@register_jitable(error_model="numpy")
+def quaternion(quats, n):
+    """Return a stored quaternion in float64."""
+    return np.float64(quats[n, 0]), np.float64(quats[n, 1]), np.float64(quats[n, 2]), np.float64(quats[n, 3])
 
 
 @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
 def visible(camera, means, quats, scales, opacities, eps, antialiased, mask):
     """Mark the points (N,) whose 1/255 box, rounded up to whole pixels, meets the picture."""
     for n in prange(len(means)):
-        mask[n] = False
-        x, y, z = to_camera(camera, np.float64(means[n, 0]), np.float64(means[n, 1]), np.float64(means[n, 2]))
-        if not in_depth(camera, z):
-            continue
-        rot = rotation(np.float64(quats[n, 0]), np.float64(quats[n, 1]), np.float64(quats[n, 2]),
-                       np.float64(quats[n, 3]))
-        t = screen_axes(camera, x, y, z, rot, np.float64(scales[n, 0]), np.float64(scales[n, 1]),
-                        np.float64(scales[n, 2]))
-        xx, _, yy, det, bare = covariance(t, eps)
-        opacity = np.float64(opacities[n])
-        if antialiased:
-            opacity *= compensation(det, bare)
-        rx, ry = radii(xx, yy, opacity)
-        rx, ry = np.ceil(rx), np.ceil(ry)
-        u, v = to_screen(camera, x, y, z)
-        mask[n] = (rx > 0 and ry > 0 and u + rx > 0 and u - rx < camera[16] and v + ry > 0 and v - ry < camera[17])
+        q, s = quaternion(quats, n), row(scales, n)
+        mask[n] = in_view(camera, row(means, n), rotation(q[0], q[1], q[2], q[3]), s[0], s[1], s[2],
+                          np.float64(opacities[n]), eps, antialiased)
 
 
 @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
@@ -54,22 +40,14 @@ def project(camera, ids, means, quats, scales, opacities, sh, degree, eps, antia
         basis = np.empty(16)
         for m in range(len(ids) * chunk // n_chunks, len(ids) * (chunk + 1) // n_chunks):
             n = ids[m]
-            wx, wy, wz = np.float64(means[n, 0]), np.float64(means[n, 1]), np.float64(means[n, 2])
-            x, y, z = to_camera(camera, wx, wy, wz)
-            rot = rotation(np.float64(quats[n, 0]), np.float64(quats[n, 1]), np.float64(quats[n, 2]),
-                           np.float64(quats[n, 3]))
-            t = screen_axes(camera, x, y, z, rot, np.float64(scales[n, 0]), np.float64(scales[n, 1]),
-                            np.float64(scales[n, 2]))
-            xx, xy, yy, det, bare = covariance(t, eps)
-            opacity = np.float64(opacities[n])
-            if antialiased:
-                opacity *= compensation(det, bare)
-            means2d[m, 0], means2d[m, 1] = to_screen(camera, x, y, z)
-            conics[m, 0], conics[m, 1], conics[m, 2] = yy / det, -xy / det, xx / det
-            depths[m] = z
-            out_opacities[m] = opacity
-            out_radii[m, 0], out_radii[m, 1] = radii(xx, yy, opacity)
-            dx, dy, dz, _ = direction(camera, wx, wy, wz)
+            mean, q, s = row(means, n), quaternion(quats, n), row(scales, n)
+            mean2d, conic, depths[m], out_opacities[m], reach = to_splat(
+                camera, mean, rotation(q[0], q[1], q[2], q[3]), s[0], s[1], s[2], np.float64(opacities[n]), eps,
+                antialiased)
+            means2d[m, 0], means2d[m, 1] = mean2d
+            conics[m, 0], conics[m, 1], conics[m, 2] = conic
+            out_radii[m, 0], out_radii[m, 1] = reach
+            dx, dy, dz, _ = direction(camera, mean[0], mean[1], mean[2])
             sh_basis(degree, dx, dy, dz, basis)
             r = g = b = 0.5
             for k in range((degree + 1) * (degree + 1)):
@@ -89,27 +67,15 @@ def project_vjp(camera, ids, means, quats, scales, opacities, sh, degree, eps, a
         v_basis = np.empty(16)
         for m in range(len(ids) * chunk // n_chunks, len(ids) * (chunk + 1) // n_chunks):
             n = ids[m]
-            wx, wy, wz = np.float64(means[n, 0]), np.float64(means[n, 1]), np.float64(means[n, 2])
-            x, y, z = to_camera(camera, wx, wy, wz)
-            qw, qx, qy, qz = (np.float64(quats[n, 0]), np.float64(quats[n, 1]), np.float64(quats[n, 2]),
-                              np.float64(quats[n, 3]))
-            s0, s1, s2 = np.float64(scales[n, 0]), np.float64(scales[n, 1]), np.float64(scales[n, 2])
-            rot = rotation(qw, qx, qy, qz)
-            t = screen_axes(camera, x, y, z, rot, s0, s1, s2)
-            xx, xy, yy, det, bare = covariance(t, eps)
-            v_o = np.float64(v_out_opacities[m])
-            v_conic = (np.float64(v_conics[m, 0]), np.float64(v_conics[m, 1]), np.float64(v_conics[m, 2]))
-            v_t = covariance_vjp(t, eps, xx, xy, yy, det, bare, v_conic, v_o * opacities[n], antialiased)
-            if antialiased:
-                v_o *= compensation(det, bare)
-            v_opacities[m] = v_o
-            v_p, v_s, v_rot = axes_vjp(camera, x, y, z, rot, s0, s1, s2, v_t)
+            mean, q, s = row(means, n), quaternion(quats, n), row(scales, n)
+            v_mean, v_s, v_rot, v_opacities[m] = to_splat_vjp(
+                camera, mean, rotation(q[0], q[1], q[2], q[3]), s[0], s[1], s[2], np.float64(opacities[n]), eps,
+                antialiased, (np.float64(v_means2d[m, 0]), np.float64(v_means2d[m, 1])), row(v_conics, m),
+                np.float64(v_depths[m]), np.float64(v_out_opacities[m]))
             v_scales[m, 0], v_scales[m, 1], v_scales[m, 2] = v_s
-            v_quats[m, 0], v_quats[m, 1], v_quats[m, 2], v_quats[m, 3] = rotation_vjp(qw, qx, qy, qz, v_rot)
-            su, sv, sz = screen_vjp(camera, x, y, z, np.float64(v_means2d[m, 0]), np.float64(v_means2d[m, 1]))
-            px, py, pz = v_p[0] + su, v_p[1] + sv, v_p[2] + sz + v_depths[m]
+            v_quats[m, 0], v_quats[m, 1], v_quats[m, 2], v_quats[m, 3] = rotation_vjp(q[0], q[1], q[2], q[3], v_rot)
             # colour: masked where it was clamped at zero
-            dx, dy, dz, r = direction(camera, wx, wy, wz)
+            dx, dy, dz, r = direction(camera, mean[0], mean[1], mean[2])
             sh_basis(degree, dx, dy, dz, basis)
             vr = np.float64(v_colors[m, 0]) if colors[m, 0] > 0 else 0.0
             vg = np.float64(v_colors[m, 1]) if colors[m, 1] > 0 else 0.0
@@ -119,6 +85,6 @@ def project_vjp(camera, ids, means, quats, scales, opacities, sh, degree, eps, a
                 v_basis[k] = sh[n, k, 0] * vr + sh[n, k, 1] * vg + sh[n, k, 2] * vb
             ux, uy, uz = sh_direction_vjp(degree, dx, dy, dz, v_basis)
             along = ux * dx + uy * dy + uz * dz
-            v_means[m, 0] = camera[0] * px + camera[3] * py + camera[6] * pz + (ux - along * dx) * r
-            v_means[m, 1] = camera[1] * px + camera[4] * py + camera[7] * pz + (uy - along * dy) * r
-            v_means[m, 2] = camera[2] * px + camera[5] * py + camera[8] * pz + (uz - along * dz) * r
+            v_means[m, 0] = v_mean[0] + (ux - along * dx) * r
+            v_means[m, 1] = v_mean[1] + (uy - along * dy) * r
+            v_means[m, 2] = v_mean[2] + (uz - along * dz) * r
