@@ -11,8 +11,12 @@ does not promise:
 - One epoch (``Lock_all``) lasts as long as the window. A writer puts bytes only where the reader has taken them out:
   between the head it has read and one ring's length beyond. So no byte is ever read and written at once.
 - ``Put``, then ``Flush``: the bytes are in the target's public copy. Only then the tail is raised, by ``Accumulate``
-  with ``REPLACE``, and flushed. Operations of two epochs' parts are ordered by the flush between them, whatever the
-network. - A reader reads counters by ``Get_accumulate`` with ``NO_OP`` from its own window: atomic with the writers'
+  with ``REPLACE``. Accumulates of one writer to one counter are applied in order, so no counter ever falls.
+- ``Flush`` waits for the target, which over TCP answers only when it enters MPI. So a writer to another host never
+  flushes before it has reason to believe that there is nothing to wait for: behind what it put it begins to read a
+  word of the target, and flushes when that has come. Where the network does not keep order, the flush waits longer,
+  and the tail is still raised only after it.
+- A reader reads counters by ``Get_accumulate`` with ``NO_OP`` from its own window: atomic with the writers'
   accumulates, element by element. Having seen a tail it calls ``Win.Sync``, which brings the public copy into the
   private one; what it then loads are the bytes that were flushed before the tail was raised.
 - Nothing happens at a target that does not enter MPI (over TCP both MPICH and Open MPI move nothing until it does).
@@ -24,7 +28,8 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -33,6 +38,9 @@ from .ledger import Ledger
 from .world import ALIGNMENT, AgreedError, World, aligned
 
 _HEADER = 4  # int64 of a message: bytes, kind, unit, part
+CHUNK = 1 << 16
+"""Bytes put at once to another host: enough to keep a cable busy between two looks (measured, README), few enough
+to leave at once."""
 CREDIT = 4  # a reader tells its head when a ring is this fraction consumed
 
 
@@ -88,12 +96,12 @@ class Channels:
     @property
     def window_bytes(self) -> int:
         """Bytes of this rank's window."""
-        return self._world.size * (16 + self._ring) if self._world.size > 1 else 0
+        return self._world.size * (16 + self._ring) + 8 if self._world.size > 1 else 0
 
     @property
     def idle(self) -> bool:
-        """Whether all that was posted here is on its way."""
-        return self._world.size == 1 or not any(self._queues)
+        """Whether all that was posted here has arrived."""
+        return self._world.size == 1 or not any(lane.queue or lane.answer is not None for lane in self._lanes)
 
     def post(self, dst: int, kind: int, unit: int, part: int, pieces: Sequence[np.ndarray], phase: str = "") -> None:
         """Queue a message of ``pieces`` (n,) uint8 to ``dst``; they must not be written to any more."""
@@ -105,19 +113,18 @@ class Channels:
             self._delivered.append(Message(dst, kind, unit, part, data))
             return
         header = np.array([n_bytes, kind, unit, part], np.int64).view(np.uint8)
-        self._queues[dst].extend([header, *(_padded(p) for p in pieces if len(p))])
+        self._lanes[dst].queue.extend([header, *(_padded(p) for p in pieces if len(p))])
 
-    def pump(self, send: bool = True) -> list[Message]:
+    def pump(self) -> list[Message]:
         """Send what fits, receive what is there, and return all messages that have arrived whole.
 
-        Sending waits until the bytes are at their target, which over TCP is when that enters MPI next; without
-        ``send`` this is left to a later call.
+        Never waits for other hosts as long as their network keeps order.
         """
         if self._window is not None:
             self._window.read_counters()
-            if send:
-                self._send()
             self._receive()
+            for lane in self._lanes:
+                self._send(lane)
         messages = list(self._delivered)
         self._delivered.clear()
         return messages
@@ -125,6 +132,9 @@ class Channels:
     def close(self) -> None:
         """Collective. Free the windows."""
         if self._window is not None:
+            for lane in self._lanes:
+                if lane.answer is not None:
+                    lane.answer.Wait()
             self._window.free()
             self._window = None
 
@@ -144,31 +154,41 @@ class Channels:
             raise AgreedError(f"rank {fits.index(False)} of {size}: MPI cannot allocate a window of "
                               f"{self.window_bytes / 2**20:.0f} MiB ({size} rings of {self._ring / 2**20:.2f} MiB); "
                               "lower --pipeline.window_mb", 1)
-        self._queues: list[deque[np.ndarray]] = [deque() for _ in range(size)]
+        self._lanes = [_Lane(dst, bool(self._links[dst] < 2)) for dst in range(size)]
         self._inboxes = [_Inbox(src) for src in range(size)]
-        self._written = np.zeros(size, np.int64)
         self._taken = np.zeros(size, np.int64)
         self._told = np.zeros(size, np.int64)
 
-    def _send(self) -> None:
-        """Put the heads of the queues into the rings that have room."""
-        window = self._window
-        for dst, queue in enumerate(self._queues):
-            room = self._ring - int(self._written[dst] - window.heads[dst])
-            if not queue or room < ALIGNMENT:
-                continue
-            parts = []
-            while queue and room > 0:
-                piece = queue.popleft()
-                if len(piece) > room:
-                    queue.appendleft(piece[room:])
-                    piece = piece[:room]
-                parts.append(piece)
-                room -= len(piece)
-            data = np.concatenate(parts)
-            window.put(dst, int(self._written[dst]), data)
-            self._written[dst] += len(data)
-            window.raise_tail(dst, int(self._written[dst]))
+    def _send(self, lane: _Lane) -> None:
+        """Take a lane one step on: see what has arrived, announce it, and put the next bytes that have room."""
+        window, dst = self._window, lane.dst
+        if lane.answer is not None:
+            if not lane.answered:
+                lane.answered = lane.answer.Test()
+                return  # a flush right behind an answer still waits for acknowledgements: leave it to the next call
+            window.flush(dst)
+            lane.answer = None
+        if lane.written > lane.told:
+            lane.told = lane.written
+            window.raise_tail(dst, lane.told)
+            lane.has_begun = True
+        room = self._ring - int(lane.written - window.heads[dst])
+        if lane.queue and room >= ALIGNMENT:
+            data = lane.take(room if lane.is_near else min(room, CHUNK))
+            window.put(dst, lane.written, data)
+            lane.written += len(data)
+            lane.has_begun = True
+        if not lane.has_begun:
+            return
+        if lane.is_near:
+            window.flush(dst)
+            if lane.written > lane.told:
+                lane.told = lane.written
+                window.raise_tail(dst, lane.told)
+                window.flush(dst)
+        else:
+            lane.answer, lane.answered = window.ask(dst), False
+        lane.has_begun = False
 
     def _receive(self) -> None:
         """Take out of the rings what their writers have announced."""
@@ -180,6 +200,49 @@ class Channels:
             if self._taken[src] - self._told[src] >= self._ring // CREDIT:
                 self._told[src] = self._taken[src]
                 window.raise_head(src, int(self._taken[src]))
+                self._lanes[src].has_begun = True
+
+
+@dataclass(slots=True)
+class _Lane:
+    """What is on its way to one rank.
+
+    Attributes
+    ----------
+    dst : int
+    is_near : bool
+        Whether the rank is on this host, where MPI needs nobody's help to write into its memory.
+    queue : deque of (n,) uint8
+        Bytes to put.
+    written, told : int
+        Bytes put so far, and those of them that its tail tells of.
+    has_begun : bool
+        Whether something was begun since :attr:`answer` was asked for.
+    answer : MPI.Request or None
+        Completes when all that was begun before has very likely arrived.
+    answered : bool
+    """
+
+    dst: int
+    is_near: bool
+    queue: deque[np.ndarray] = field(default_factory=deque)
+    written: int = 0
+    told: int = 0
+    has_begun: bool = False
+    answer: Any = None
+    answered: bool = False
+
+    def take(self, n: int) -> np.ndarray:
+        """Take the first ``n`` bytes out of the queue, or as many as there are."""
+        parts = []
+        while self.queue and n > 0:
+            piece = self.queue.popleft()
+            if len(piece) > n:
+                self.queue.appendleft(piece[n:])
+                piece = piece[:n]
+            parts.append(piece)
+            n -= len(piece)
+        return np.concatenate(parts)
 
 
 class _Inbox:

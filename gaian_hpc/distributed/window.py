@@ -11,7 +11,8 @@ from .mpi import MpiWorld
 class RingWindow:
     """A rank's counters and rings, and access to those of the others.
 
-    Layout, in bytes: tails (R, int64), heads (R, int64), then R rings; entry r of each belongs to rank r.
+    Layout, in bytes: tails (R, int64), heads (R, int64), a word that nobody writes, then R rings; entry r of each
+    belongs to rank r.
 
     Parameters
     ----------
@@ -31,7 +32,7 @@ class RingWindow:
 
     def __init__(self, world: MpiWorld, ring_bytes: int):
         self._size, self._ring, self._rank = world.size, ring_bytes, world.rank
-        self._rings_at = 16 * world.size
+        self._rings_at = 16 * world.size + 8
         n_bytes = self._rings_at + world.size * ring_bytes
         try:
             self._win = MPI.Win.Allocate(n_bytes, 1, MPI.INFO_NULL, world.comm)
@@ -39,14 +40,18 @@ class RingWindow:
             raise MemoryError(str(error)) from None
         self._memory = np.frombuffer(self._win.tomemory(), np.uint8)
         self._memory[:self._rings_at] = 0
+        self._comm = world.comm
         self._win.Lock_all(MPI.MODE_NOCHECK)
         self._win.Sync()
         world.barrier()
         self._counters = np.zeros(2 * world.size, np.int64)
         self.tails, self.heads = self._counters[:world.size], self._counters[world.size:]
+        self._lent: list[list[np.ndarray]] = [[] for _ in range(world.size)]  # what MPI may still read, by target
+        self._answers = np.zeros(world.size, np.int64)
 
     def read_counters(self) -> None:
-        """Read this rank's own counters, atomically with those who raise them; enters MPI's progress."""
+        """Let MPI work for others, then read this rank's own counters, atomically with those who raise them."""
+        self._comm.Iprobe()  # what concerns only a rank's own memory need not enter MPI's progress
         nothing = np.empty(0, np.int64)
         n = len(self._counters)
         self._win.Get_accumulate([nothing, 0, MPI.INT64_T], [self._counters, n, MPI.INT64_T], self._rank,
@@ -54,7 +59,7 @@ class RingWindow:
         self._win.Flush(self._rank)
 
     def put(self, dst: int, at: int, data: np.ndarray) -> None:
-        """Write bytes ``at`` … of this rank's stream into its ring at ``dst``; they are there on return."""
+        """Begin to write bytes ``at`` … of this rank's stream into its ring at ``dst``; done after :meth:`flush`."""
         start = at % self._ring
         first = min(len(data), self._ring - start)
         base = self._rings_at + self._rank * self._ring
@@ -62,14 +67,24 @@ class RingWindow:
         if first < len(data):
             rest = len(data) - first
             self._win.Put([data[first:], rest, MPI.BYTE], dst, (base, rest, MPI.BYTE))
+        self._lent[dst].append(data)
+
+    def ask(self, dst: int) -> MPI.Request:
+        """Begin to read a word of ``dst``: networks that keep order answer when what went before has arrived."""
+        answer = self._answers[dst:dst + 1].view(np.uint8)
+        return self._win.Rget([answer, 8, MPI.BYTE], dst, (self._rings_at - 8, 8, MPI.BYTE))
+
+    def flush(self, dst: int) -> None:
+        """Wait until all that this rank has begun at ``dst`` is done there."""
         self._win.Flush(dst)
+        self._lent[dst].clear()
 
     def raise_tail(self, dst: int, value: int) -> None:
-        """Tell ``dst`` how many bytes of this rank's stream are in its ring."""
+        """Begin to tell ``dst`` how many bytes of this rank's stream are in its ring."""
         self._set(dst, 8 * self._rank, value)
 
     def raise_head(self, src: int, value: int) -> None:
-        """Tell ``src`` how many bytes of its stream have been taken out."""
+        """Begin to tell ``src`` how many bytes of its stream have been taken out."""
         self._set(src, 8 * (self._size + self._rank), value)
 
     def take(self, src: int, at: int, n: int) -> np.ndarray:
@@ -86,5 +101,6 @@ class RingWindow:
         self._win.Free()
 
     def _set(self, target: int, at: int, value: int) -> None:
-        self._win.Accumulate([np.array([value], np.int64), 1, MPI.INT64_T], target, (at, 1, MPI.INT64_T), MPI.REPLACE)
-        self._win.Flush(target)
+        word = np.array([value], np.int64)
+        self._win.Accumulate([word, 1, MPI.INT64_T], target, (at, 1, MPI.INT64_T), MPI.REPLACE)
+        self._lent[target].append(word)

@@ -26,14 +26,16 @@ class Scopes:
     def __init__(self, n_points: int):
         self._n = n_points
         self._states: dict[int, np.ndarray] = {}
+        self._left: dict[int, int] = {}  # points of a unit that are undecided or read
 
     def open(self, unit: int) -> None:
         """Take a unit into flight; later than all that are."""
         self._states[unit] = np.full(self._n, UNDECIDED, np.uint8)
+        self._left[unit] = self._n
 
     def close(self, unit: int) -> None:
         """Forget a unit that is finished."""
-        del self._states[unit]
+        del self._states[unit], self._left[unit]
 
     def free(self, unit: int) -> np.ndarray:
         """Return the rows, ascending int64, that are undecided for ``unit`` and that no earlier unit holds."""
@@ -52,6 +54,10 @@ class Scopes:
                 out &= (mine == OUT) | (mine == UPDATED)
         return out
 
+    def awaited(self, unit: int, rows: np.ndarray) -> np.ndarray:
+        """Return, for each of ``rows``, whether ``unit`` is still undecided about it, bool."""
+        return self._states[unit][rows] == UNDECIDED
+
     def holders(self, unit: int) -> list[np.ndarray]:
         """Return, for each earlier unit that still has updates to do, the rows it reads, ascending int64."""
         return [np.flatnonzero(state == READ) for earlier, state in self._states.items() if earlier < unit]
@@ -65,12 +71,13 @@ class Scopes:
         state = self._states[unit]
         state[rows] = OUT
         state[read] = READ
+        self._left[unit] -= len(rows) - len(read)
 
     def update(self, unit: int, rows: np.ndarray) -> None:
         """The unit's update of ``rows``, which it read, is done."""
         self._states[unit][rows] = UPDATED
+        self._left[unit] -= len(rows)
 
     def is_finished(self, unit: int) -> bool:
         """Tell whether the unit has decided on and updated all it reads."""
-        state = self._states[unit]
-        return not ((state == UNDECIDED) | (state == READ)).any()
+        return self._left[unit] == 0

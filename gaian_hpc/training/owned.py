@@ -33,6 +33,8 @@ class Wave:
         Patches of each point whose gradients are still to come.
     done : (U,) bool
         Points that are updated.
+    is_done : bool
+        Whether all are.
     returned : dict of int to ArrayTable
         Gradients of each patch's splats, as they come.
     """
@@ -42,7 +44,13 @@ class Wave:
     places: list[np.ndarray]
     left: np.ndarray
     done: np.ndarray
+    is_done: bool = False
     returned: dict[int, ArrayTable] = field(default_factory=dict)
+
+    @property
+    def is_back(self) -> bool:
+        """Whether the gradients of all its points have come back."""
+        return not self.left.any()
 
     @classmethod
     def of(cls, shard: ShardUnit) -> Wave:

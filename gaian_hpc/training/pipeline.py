@@ -12,6 +12,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 
@@ -46,7 +47,7 @@ Predictor = Callable[[Unit], np.ndarray]
 
 @dataclass(slots=True)
 class Flight:
-    """A unit in flight on this rank."""
+    """A unit in flight on this rank; ``seen`` counts the changes of scopes when it last looked for free points."""
 
     step: int
     unit: Unit
@@ -54,6 +55,7 @@ class Flight:
     rendered: RenderedUnit
     receivers: np.ndarray
     n_waves: int = 0
+    seen: int = -1
     final: bool = False
     updated: bool = False
     sum: PendingSum | None = None
@@ -83,10 +85,8 @@ class PipelinedExecutor:
         self._depth = 1 if self._whole else settings.pipeline.units
         self._flights: dict[int, Flight] = {}
         self._early: dict[int, list[Message]] = {}
-        # Where bytes arrive only when their target enters MPI, they are sent when there is nothing else to do.
-        self._eager = settings.pipeline.progress or not (exchange.links == 2).any()
-        self._worked = False
         self.n_total = int(self.world.sum(np.array([store.n]))[0])
+        self._n_changes = 0
         self.reads = dict.fromkeys(("accepted", "delayed", "fallback"), 0)
         self._magnitude = np.full(store.n, np.inf, np.float32)
 
@@ -141,15 +141,16 @@ class PipelinedExecutor:
     def _turn(self, asked_to_stop: Callable[[], bool]) -> None:
         """Do what can be done, the oldest unit first; wait a moment if that is nothing."""
         with self.timer.region("messages"):
-            messages = self.channels.pump(self._eager or not self._worked)
+            messages = self.channels.pump()
         for message in messages:
             self._take(message)
         moved = bool(messages)
         for flight in self._flights.values():
             moved |= self._update(flight)
             moved |= self._publish(flight)
-        self._worked = any(flight.rendered.work() for flight in self._flights.values())
-        moved |= self._worked
+        moved |= any(flight.rendered.work() for flight in self._flights.values())
+        if not moved:
+            moved = self._update_awaited()
         for flight in self._flights.values():
             if flight.sum is None:
                 if not (flight.final and flight.rendered.is_sent):
@@ -175,8 +176,9 @@ class PipelinedExecutor:
 
     def _publish(self, flight: Flight) -> bool:
         """Publish points: first those that are free at once, then the rest when all are; tell if any were."""
-        if flight.final:
+        if flight.final or flight.seen == self._n_changes:
             return False
+        flight.seen = self._n_changes
         first, waiting = not flight.n_waves, self._scopes.undecided(flight.step)
         free = waiting if self.settings.pipeline.validation != "full" else self._scopes.free(flight.step)
         if not first and len(free) < len(waiting):
@@ -186,6 +188,7 @@ class PipelinedExecutor:
             chosen = self._with_delayed(flight, free, waiting)
         wave = flight.owned.publish(chosen)
         self._scopes.decide(flight.step, chosen, wave.rows)
+        self._n_changes += 1
         flight.final = final = len(chosen) == len(waiting)
         early = np.setdiff1d(chosen, free, assume_unique=True)
         delayed = len(np.intersect1d(wave.rows, early, assume_unique=True))
@@ -289,19 +292,40 @@ class PipelinedExecutor:
         return Outbox(margin, gradients)
 
     def _update(self, flight: Flight) -> bool:
-        """Update the points all of whose gradients have come back; tell if there were any."""
-        owned, moved = flight.owned, False
+        """Update the points of each wave whose gradients have all come back; tell if there were any."""
         if self._whole:
             return self._update_whole(flight)
-        for wave in owned.waves:
-            chosen = (wave.left == 0) & ~wave.done
-            if self.settings.sync == "throughput" or self.settings.pipeline.validation == "none":
-                chosen[chosen] = self._scopes.settled(flight.step, wave.rows[chosen])  # updates in unit order
-            if not chosen.any():
-                continue
-            self._apply(flight, wave, chosen)
-            moved = True
+        moved = False
+        for wave in flight.owned.waves:
+            if not wave.is_done and wave.is_back:
+                moved |= self._update_points(flight, wave, ~wave.done)
         return moved
+
+    def _update_awaited(self) -> bool:
+        """Update the points that the next unit waits for, once all their gradients are back; tell if there were any.
+
+        An update of few points costs nearly as much as one of many, and a unit publishes what waited all at once:
+        so this is done only when that frees it.
+        """
+        flights = list(self._flights.values())
+        for flight, following in pairwise(flights):
+            if following.final:
+                continue
+            awaited = [~w.done & self._scopes.awaited(following.step, w.rows) for w in flight.owned.waves]
+            if not flight.final or any((w.left[a] > 0).any() for w, a in zip(flight.owned.waves, awaited, strict=True)):
+                return False
+            return any([self._update_points(flight, w, a) for w, a in zip(flight.owned.waves, awaited, strict=True)])
+        return False
+
+    def _update_points(self, flight: Flight, wave: Wave, chosen: np.ndarray) -> bool:
+        """Update the ``chosen`` (U,) bool points of a wave, in unit order; tell if there were any."""
+        if self.settings.sync == "throughput" or self.settings.pipeline.validation == "none":
+            chosen = chosen.copy()
+            chosen[chosen] = self._scopes.settled(flight.step, wave.rows[chosen])
+        if not chosen.any():
+            return False
+        self._apply(flight, wave, chosen)
+        return True
 
     def _update_whole(self, flight: Flight) -> bool:
         """Update all points at once, when all gradients of the unit, alone in flight, have come back."""
@@ -322,7 +346,9 @@ class PipelinedExecutor:
             self.density.regularize(self.store, rows, v_rows, self.n_total)
             self.optimizer.update(self.store, rows, v_rows, flight.step)
         wave.done |= chosen
+        wave.is_done = bool(wave.done.all())
         self._scopes.update(flight.step, rows)
+        self._n_changes += 1
 
     def _observe(self, view: View, rows: np.ndarray, v_splats: ArrayTable) -> None:
         with self.timer.region("density"):
