@@ -57,7 +57,7 @@ class TwoHosts:
             _run("ip", "netns", "exec", space, "tc", "qdisc", "del", "dev", DEVICE, "root", check=False)
             if rate:
                 _run("ip", "netns", "exec", space, "tc", "qdisc", "add", "dev", DEVICE, "root", "tbf", "rate", rate,
-                     "burst", "128kb", "latency", "50ms")
+                     "burst", "32kb", "latency", "50ms")
 
     def sent(self) -> int:
         """Return the bytes that have left either host so far."""

@@ -1,35 +1,35 @@
 """Ordered messages between ranks over one-sided MPI: no receiver has to be inside a receive (Odin's transport).
 
-Each rank has one window, allocated by MPI, with a ring of bytes for every other rank that writes to it, and two
-counters for each: *tail*, the bytes its writer has put into the ring so far, and *head*, the bytes that the reader at
-the other side has taken out of this rank's own messages to it. Only the writer of a ring raises its tail, only its
-reader raises its head.
+Each rank has one window, allocated by MPI, with a ring of bytes for every other rank that writes to it. Bytes come in
+frames: a number, a length and a checksum of the bytes, a checksum of these three, then the bytes. For each rank that it
+writes to, a rank has a *head* in its own window: how many bytes that rank has taken out so far, with a checksum.
 
-Why this is correct under MPI's rules, in the separate as in the unified memory model, and without progress that MPI
-does not promise:
+Why this is correct under MPI's rules, and without progress that MPI does not promise:
 
-- One epoch (``Lock_all``) lasts as long as the window. A writer puts bytes only where the reader has taken them out:
-  between the head it has read and one ring's length beyond. So no byte is ever read and written at once.
-- ``Put``, then ``Flush``: the bytes are in the target's public copy. Only then the tail is raised, by ``Accumulate``
-  with ``REPLACE``. Accumulates of one writer to one counter are applied in order, so no counter ever falls.
-- ``Flush`` waits for the target, which over TCP answers only when it enters MPI. So a writer to another host never
-  flushes before it has reason to believe that there is nothing to wait for: behind what it put it begins to read a
-  word of the target, and flushes when that has come. Where the network does not keep order, the flush waits longer,
-  and the tail is still raised only after it.
-- A reader reads counters by ``Get_accumulate`` with ``NO_OP`` from its own window: atomic with the writers'
-  accumulates, element by element. Having seen a tail it calls ``Win.Sync``, which brings the public copy into the
-  private one; what it then loads are the bytes that were flushed before the tail was raised.
+- One epoch (``Lock_all``) lasts as long as the window. A writer puts a frame only where the reader has taken all bytes
+  out: between the head it has read and one ring's length beyond. So no byte is ever read for good and written at once.
+- *Unified model* (MPICH and Open MPI say that theirs is). Put bytes become visible to loads after ``Win.Sync`` in any
+  order and in pieces, some time. MPI allows such loads; only their value is not known. So a reader believes a frame
+  only when it has the number that is due and both checksums are right; else it looks again later. The checksum
+  begins with the number: what an earlier lap left in the ring is never taken for the frame that is due. A head is
+  believed when its checksum is right and it is higher than before. Nothing is flushed, so no writer ever waits for the
+  target, which over TCP answers only when it enters MPI; the memory of a frame is used again when the request of its
+  ``Rput`` is done.
+- *Separate model*. Loads must not meet puts. After a ``Put`` follows ``Flush``: the bytes are in the target's public
+  copy. Only then the *tail* there, the bytes written so far, is raised by ``Accumulate`` with ``REPLACE``, and flushed.
+  The reader reads its tails by ``Get_accumulate`` with ``NO_OP``, atomically with those who raise them, calls
+  ``Win.Sync``, which brings the public copy into the private one, and looks at frames below the tail only. Heads
+  are put, and read under their checksum, only after such a ``Win.Sync``.
 - Nothing happens at a target that does not enter MPI (over TCP both MPICH and Open MPI move nothing until it does).
-  Every :meth:`Channels.pump` enters MPI, and a rank that waits pumps; so two ranks that wait for each other always
-  progress.
+  Every :meth:`Channels.pump` enters MPI, or a thread does all the time, and a rank that waits pumps; so two ranks
+  that wait for each other always progress.
 """
 
 from __future__ import annotations
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -37,11 +37,8 @@ from ..backends.memory import free_memory
 from .ledger import Ledger
 from .world import ALIGNMENT, AgreedError, World, aligned
 
+FRAME = 32  # bytes of the header of a frame; rings are multiples of it
 _HEADER = 4  # int64 of a message: bytes, kind, unit, part
-CHUNK = 1 << 16
-"""Bytes put at once to another host: enough to keep a cable busy between two looks (measured, README), few enough
-to leave at once."""
-CREDIT = 4  # a reader tells its head when a ring is this fraction consumed
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,20 +69,25 @@ class Channels:
         Bytes of each ring; a rank's window has one for every other rank. Longer messages pass in parts.
     ledger : Ledger, optional
         Where bytes are counted, by the phase that :meth:`post` names.
+    progress : bool
+        Move bytes in a thread of its own, while Python and kernels run.
+    separate : bool
+        Keep to the rules of MPI's separate memory model even where MPI says that its memory is unified.
 
     Raises
     ------
     ExchangeError
-        If MPI cannot allocate the windows; names what was asked for.
+        If MPI cannot allocate the windows (names what was asked for), or allows no calls from a second thread.
     """
 
-    def __init__(self, world: World, ring_bytes: int, ledger: Ledger | None = None):
-        self._world, self._ring = world, max(aligned(ring_bytes), 64)
+    def __init__(self, world: World, ring_bytes: int, ledger: Ledger | None = None, progress: bool = False,
+                 separate: bool = False):
+        self._world, self._ring, self._separate = world, max(_framed(ring_bytes), 8 * FRAME), separate
         self._ledger, self._links = ledger, world.links()
         self._delivered: deque[Message] = deque()
         self._window = None
         if world.size > 1:
-            self._open()
+            self._open(progress)
 
     def __enter__(self) -> Channels:
         return self
@@ -96,12 +98,12 @@ class Channels:
     @property
     def window_bytes(self) -> int:
         """Bytes of this rank's window."""
-        return self._world.size * (16 + self._ring) + 8 if self._world.size > 1 else 0
+        return _framed(24 * self._world.size) + self._world.size * self._ring if self._world.size > 1 else 0
 
     @property
     def idle(self) -> bool:
-        """Whether all that was posted here has arrived."""
-        return self._world.size == 1 or not any(lane.queue or lane.answer is not None for lane in self._lanes)
+        """Whether all that was posted here is on its way, so that it arrives while this rank waits inside MPI."""
+        return self._window is None or self._window.idle
 
     def post(self, dst: int, kind: int, unit: int, part: int, pieces: Sequence[np.ndarray], phase: str = "") -> None:
         """Queue a message of ``pieces`` (n,) uint8 to ``dst``; they must not be written to any more."""
@@ -113,7 +115,7 @@ class Channels:
             self._delivered.append(Message(dst, kind, unit, part, data))
             return
         header = np.array([n_bytes, kind, unit, part], np.int64).view(np.uint8)
-        self._lanes[dst].queue.extend([header, *(_padded(p) for p in pieces if len(p))])
+        self._window.send(dst, np.concatenate([header, *(_padded(p) for p in pieces)]))
 
     def pump(self) -> list[Message]:
         """Send what fits, receive what is there, and return all messages that have arrived whole.
@@ -121,10 +123,9 @@ class Channels:
         Never waits for other hosts as long as their network keeps order.
         """
         if self._window is not None:
-            self._window.read_counters()
-            self._receive()
-            for lane in self._lanes:
-                self._send(lane)
+            for src in self._window.pump().tolist():
+                for frame in self._window.take(src):
+                    self._inboxes[src].append(frame, self._delivered)
         messages = list(self._delivered)
         self._delivered.clear()
         return messages
@@ -132,13 +133,10 @@ class Channels:
     def close(self) -> None:
         """Collective. Free the windows."""
         if self._window is not None:
-            for lane in self._lanes:
-                if lane.answer is not None:
-                    lane.answer.Wait()
             self._window.free()
             self._window = None
 
-    def _open(self) -> None:
+    def _open(self, progress: bool) -> None:
         from .window import RingWindow
 
         world, size = self._world, self._world.size
@@ -146,7 +144,7 @@ class Channels:
         fits = world.collect(self.window_bytes * world.local_size < free_memory())
         if all(fits):
             try:
-                self._window = RingWindow(world, self._ring)
+                self._window = RingWindow(world, self._ring, self._separate)
             except MemoryError:
                 pass
             fits = world.collect(self._window is not None)
@@ -154,95 +152,9 @@ class Channels:
             raise AgreedError(f"rank {fits.index(False)} of {size}: MPI cannot allocate a window of "
                               f"{self.window_bytes / 2**20:.0f} MiB ({size} rings of {self._ring / 2**20:.2f} MiB); "
                               "lower --pipeline.window_mb", 1)
-        self._lanes = [_Lane(dst, bool(self._links[dst] < 2)) for dst in range(size)]
         self._inboxes = [_Inbox(src) for src in range(size)]
-        self._taken = np.zeros(size, np.int64)
-        self._told = np.zeros(size, np.int64)
-
-    def _send(self, lane: _Lane) -> None:
-        """Take a lane one step on: see what has arrived, announce it, and put the next bytes that have room."""
-        window, dst = self._window, lane.dst
-        if lane.answer is not None:
-            if not lane.answered:
-                lane.answered = lane.answer.Test()
-                return  # a flush right behind an answer still waits for acknowledgements: leave it to the next call
-            window.flush(dst)
-            lane.answer = None
-        if lane.written > lane.told:
-            lane.told = lane.written
-            window.raise_tail(dst, lane.told)
-            lane.has_begun = True
-        room = self._ring - int(lane.written - window.heads[dst])
-        if lane.queue and room >= ALIGNMENT:
-            data = lane.take(room if lane.is_near else min(room, CHUNK))
-            window.put(dst, lane.written, data)
-            lane.written += len(data)
-            lane.has_begun = True
-        if not lane.has_begun:
-            return
-        if lane.is_near:
-            window.flush(dst)
-            if lane.written > lane.told:
-                lane.told = lane.written
-                window.raise_tail(dst, lane.told)
-                window.flush(dst)
-        else:
-            lane.answer, lane.answered = window.ask(dst), False
-        lane.has_begun = False
-
-    def _receive(self) -> None:
-        """Take out of the rings what their writers have announced."""
-        window = self._window
-        for src in np.flatnonzero(window.tails > self._taken).tolist():
-            n = int(window.tails[src] - self._taken[src])
-            self._inboxes[src].append(window.take(src, int(self._taken[src]), n), self._delivered)
-            self._taken[src] += n
-            if self._taken[src] - self._told[src] >= self._ring // CREDIT:
-                self._told[src] = self._taken[src]
-                window.raise_head(src, int(self._taken[src]))
-                self._lanes[src].has_begun = True
-
-
-@dataclass(slots=True)
-class _Lane:
-    """What is on its way to one rank.
-
-    Attributes
-    ----------
-    dst : int
-    is_near : bool
-        Whether the rank is on this host, where MPI needs nobody's help to write into its memory.
-    queue : deque of (n,) uint8
-        Bytes to put.
-    written, told : int
-        Bytes put so far, and those of them that its tail tells of.
-    has_begun : bool
-        Whether something was begun since :attr:`answer` was asked for.
-    answer : MPI.Request or None
-        Completes when all that was begun before has very likely arrived.
-    answered : bool
-    """
-
-    dst: int
-    is_near: bool
-    queue: deque[np.ndarray] = field(default_factory=deque)
-    written: int = 0
-    told: int = 0
-    has_begun: bool = False
-    answer: Any = None
-    answered: bool = False
-
-    def take(self, n: int) -> np.ndarray:
-        """Take the first ``n`` bytes out of the queue, or as many as there are."""
-        parts = []
-        while self.queue and n > 0:
-            piece = self.queue.popleft()
-            if len(piece) > n:
-                self.queue.appendleft(piece[n:])
-                piece = piece[:n]
-            parts.append(piece)
-            n -= len(piece)
-        return np.concatenate(parts)
+        if progress:
+            self._window.engine.start()
 
 
 class _Inbox:
@@ -276,6 +188,10 @@ class _Inbox:
         _, kind, unit, part = self._header.tolist()
         out.append(Message(self._src, kind, unit, part, self._buffer))
         self._header, self._buffer = None, np.empty(8 * _HEADER, np.uint8)
+
+
+def _framed(n: int) -> int:
+    return -(-n // FRAME) * FRAME
 
 
 def _padded(piece: np.ndarray) -> np.ndarray:

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
+from collections import deque
+
 import numpy as np
 from mpi4py import MPI
 
+from .engine import HEADER, JOBS, Engine, Rings, framed
 from .mpi import MpiWorld
 
 
 class RingWindow:
-    """A rank's counters and rings, and access to those of the others.
+    """A rank's counters and rings, and what it sends into those of the others.
 
-    Layout, in bytes: tails (R, int64), heads (R, int64), a word that nobody writes, then R rings; entry r of each
-    belongs to rank r.
+    Layout: tails (R, int64), heads with their checksums (R, 2, int64), then R rings, all rings aligned; entry r of
+    each is written by rank r.
 
     Parameters
     ----------
     world : MpiWorld
     ring_bytes : int
+        A multiple of the length of a frame's header.
+    separate : bool
+        Keep to the rules of MPI's separate memory model even where MPI says that its memory is unified.
 
     Attributes
     ----------
-    tails, heads : (R,) int64
-        As last read by :meth:`read_counters`.
+    rings : Rings
 
     Raises
     ------
@@ -30,77 +35,76 @@ class RingWindow:
         If MPI cannot allocate it.
     """
 
-    def __init__(self, world: MpiWorld, ring_bytes: int):
-        self._size, self._ring, self._rank = world.size, ring_bytes, world.rank
-        self._rings_at = 16 * world.size + 8
+    def __init__(self, world: MpiWorld, ring_bytes: int, separate: bool = False):
+        self._ring = ring_bytes
+        self._rings_at = framed(24 * world.size)
         n_bytes = self._rings_at + world.size * ring_bytes
         try:
             self._win = MPI.Win.Allocate(n_bytes, 1, MPI.INFO_NULL, world.comm)
         except MPI.Exception as error:
             raise MemoryError(str(error)) from None
         self._memory = np.frombuffer(self._win.tomemory(), np.uint8)
-        self._memory[:self._rings_at] = 0
-        self._comm = world.comm
+        self._memory[:] = 0  # what is left of other windows must not look like frames
         self._win.Lock_all(MPI.MODE_NOCHECK)
         self._win.Sync()
         world.barrier()
-        self._counters = np.zeros(2 * world.size, np.int64)
-        self.tails, self.heads = self._counters[:world.size], self._counters[world.size:]
-        self._lent: list[list[np.ndarray]] = [[] for _ in range(world.size)]  # what MPI may still read, by target
-        self._answers = np.zeros(world.size, np.int64)
+        self._comm = world.comm.Dup()
+        self.rings = Rings.of(world.size)
+        unified = self._win.Get_attr(MPI.WIN_MODEL) == MPI.WIN_UNIFIED and not separate
+        self.engine = Engine(self._comm, self._win, self._memory, ring_bytes, self.rings, unified)
+        self._waiting: list[deque[np.ndarray]] = [deque() for _ in range(world.size)]
+        self._lent: list[deque[np.ndarray]] = [deque() for _ in range(world.size)]  # what MPI may still read
 
-    def read_counters(self) -> None:
-        """Let MPI work for others, then read this rank's own counters, atomically with those who raise them."""
-        self._comm.Iprobe()  # what concerns only a rank's own memory need not enter MPI's progress
-        nothing = np.empty(0, np.int64)
-        n = len(self._counters)
-        self._win.Get_accumulate([nothing, 0, MPI.INT64_T], [self._counters, n, MPI.INT64_T], self._rank,
-                                 (0, n, MPI.INT64_T), MPI.NO_OP)
-        self._win.Flush(self._rank)
+    @property
+    def idle(self) -> bool:
+        """Whether all that was sent from here is on its way, so that it arrives while this rank waits inside MPI."""
+        r = self.rings
+        return not any(self._waiting) and bool((r.taken == r.posted).all()) and not r.busy.any()
 
-    def put(self, dst: int, at: int, data: np.ndarray) -> None:
-        """Begin to write bytes ``at`` … of this rank's stream into its ring at ``dst``; done after :meth:`flush`."""
-        start = at % self._ring
-        first = min(len(data), self._ring - start)
-        base = self._rings_at + self._rank * self._ring
-        self._win.Put([data[:first], first, MPI.BYTE], dst, (base + start, first, MPI.BYTE))
-        if first < len(data):
-            rest = len(data) - first
-            self._win.Put([data[first:], rest, MPI.BYTE], dst, (base, rest, MPI.BYTE))
-        self._lent[dst].append(data)
+    def send(self, dst: int, message: np.ndarray) -> None:
+        """Queue ``message`` (n,) uint8 for the ring at ``dst``; it must not be written to any more."""
+        self._waiting[dst].append(message)
+        self._feed(dst)
 
-    def ask(self, dst: int) -> MPI.Request:
-        """Begin to read a word of ``dst``: networks that keep order answer when what went before has arrived."""
-        answer = self._answers[dst:dst + 1].view(np.uint8)
-        return self._win.Rget([answer, 8, MPI.BYTE], dst, (self._rings_at - 8, 8, MPI.BYTE))
+    def pump(self) -> np.ndarray:
+        """Take every ring one step on; return the sources (k,) int64 of which there are bytes."""
+        self.engine.drive()
+        for dst, waiting in enumerate(self._waiting):
+            if waiting or self._lent[dst]:
+                self._feed(dst)
+        return np.flatnonzero(self.rings.whole > self.rings.consumed)
 
-    def flush(self, dst: int) -> None:
-        """Wait until all that this rank has begun at ``dst`` is done there."""
-        self._win.Flush(dst)
-        self._lent[dst].clear()
-
-    def raise_tail(self, dst: int, value: int) -> None:
-        """Begin to tell ``dst`` how many bytes of this rank's stream are in its ring."""
-        self._set(dst, 8 * self._rank, value)
-
-    def raise_head(self, src: int, value: int) -> None:
-        """Begin to tell ``src`` how many bytes of its stream have been taken out."""
-        self._set(src, 8 * (self._size + self._rank), value)
-
-    def take(self, src: int, at: int, n: int) -> np.ndarray:
-        """Return a copy of bytes ``at`` … ``at + n`` of the stream of ``src``, which its tail has announced."""
-        self._win.Sync()
-        base, start = self._rings_at + src * self._ring, at % self._ring
-        first = min(n, self._ring - start)
-        return np.concatenate([self._memory[base + start:base + start + first], self._memory[base:base + n - first]])
+    def take(self, src: int) -> list[np.ndarray]:
+        """Return copies of all whole frames of ``src``, (n,) uint8, and give their room back."""
+        at, end = int(self.rings.consumed[src]), int(self.rings.whole[src])
+        base, frames = self._rings_at + src * self._ring, []
+        while at < end:
+            start = base + at % self._ring
+            n = int(self._memory[start + 8:start + 16].view(np.int64)[0])
+            first = min(n, base + self._ring - start - HEADER)
+            start += HEADER
+            frames.append(np.concatenate([self._memory[start:start + first], self._memory[base:base + n - first]]))
+            at += framed(HEADER + n)
+        self.rings.consumed[src] = end
+        return frames
 
     def free(self) -> None:
         """Collective. End the epoch and free the window."""
+        self.engine.stop()
         self._memory = None
         self._win.Unlock_all()
         self._win.Free()
+        self._comm.Free()
 
-    def _set(self, target: int, at: int, value: int) -> None:
-        word = np.array([value], np.int64)
-        self._win.Accumulate([word, 1, MPI.INT64_T], target, (at, 1, MPI.INT64_T), MPI.REPLACE)
-        self._lent[target].append(word)
+    def _feed(self, dst: int) -> None:
+        """Hand messages over to the engine as far as it has places, and let go of those that it has done with."""
+        r, lent, waiting = self.rings, self._lent[dst], self._waiting[dst]
+        posted = int(r.posted[dst])
+        while len(lent) > posted - int(r.taken[dst]):
+            lent.popleft()
+        while waiting and len(lent) < JOBS:
+            message = waiting.popleft()
+            lent.append(message)
+            r.jobs[dst, posted % JOBS] = message.ctypes.data, len(message)
+            posted += 1
+        r.posted[dst] = posted  # last: the engine reads the places below it

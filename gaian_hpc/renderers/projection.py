@@ -207,7 +207,7 @@ def direction(camera, x, y, z):
 
 @register_jitable(error_model="numpy")
 def in_view(camera, mean, rot, s0, s1, s2, opacity, eps, antialiased):
-    """Tell whether the 1/255 box of a Gaussian, rounded up to whole pixels, meets the picture; ``mean`` in the world."""
+    """Tell whether the 1/255 box of a Gaussian, in whole pixels, meets the picture; ``mean`` in the world."""
     x, y, z = to_camera(camera, mean[0], mean[1], mean[2])
     if not in_depth(camera, z):
         return False

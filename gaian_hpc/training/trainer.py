@@ -167,11 +167,8 @@ class Trainer:
         if self.settings.sync == "barrier":
             return SynchronousExecutor(*parts, self.placer.assigner)
         ring = (self.settings.pipeline.window_mb << 20) // self.world.size
-        channels = stack.enter_context(Channels(self.world, ring, self.exchange.ledger))
-        if self.settings.pipeline.progress and self.world.size > 1:
-            from ..distributed.progress import mpi_progress
-
-            stack.enter_context(mpi_progress(self.world))
+        channels = stack.enter_context(Channels(self.world, ring, self.exchange.ledger,
+                                                self.settings.pipeline.progress))
         log.info("windows of %.0f MiB a rank, %d units in flight", channels.window_bytes / 2**20,
                  self.settings.pipeline.units)
         return PipelinedExecutor(*parts, channels, self.placer.predict)
