@@ -118,7 +118,11 @@ def build_renderer(method: str, options: Any, backend: str, *, absgrad: bool = F
     BackendError
         If the backend cannot run here.
     """
-    if backend == "cuda":
-        raise BackendError("backend cuda has no kernels in this version; use --backend cpu")
     cls = renderer_class(method)
+    if backend == "cuda":
+        from ..backends import cuda
+
+        if not hasattr(cls, "on_device"):
+            raise BackendError(f"method {method} has no kernels for backend cuda; use --backend cpu")
+        return cls.on_device(options, cuda.open_device(), absgrad=absgrad)
     return cls(options, "cpu", absgrad=True) if absgrad else cls(options, "cpu")

@@ -38,7 +38,7 @@ from .step import StepReport, unit_loss
 from .unit import Unit, cull_rows, reach
 
 SPLATS, MARGIN, GRADIENTS = range(3)
-PAUSE = 2e-5  # seconds a rank without work leaves its core to others
+PAUSE = 3e-4  # seconds a rank without work leaves its core to others
 MARGIN_PIXELS = 8.0  # a pending point is expected within this many pixels of where it was
 
 Predictor = Callable[[Unit], np.ndarray]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -10,6 +11,9 @@ from ...arrays import ArrayTable, Attribute, Cloud, LearningRate, View
 from ...errors import SettingsError
 from ..ellipses import EllipseRenderer
 from ..sh import C0, n_coefficients
+
+if TYPE_CHECKING:
+    from ...backends.cuda import Device
 
 MAX_DEGREE = 3
 
@@ -117,12 +121,19 @@ class Gaussian3D(EllipseRenderer):
         self.degree = options.sh_degree if degree is None else degree
         self.attributes = point_attributes(options)
 
+    @classmethod
+    def on_device(cls, options: Options, device: Device, *, absgrad: bool = False) -> Gaussian3D:
+        """Return the method on a GPU."""
+        from .cuda import CudaGaussian3D
+
+        return CudaGaussian3D(options, device, absgrad=absgrad)
+
     def at_degree(self, degree: int) -> Gaussian3D:
         """Return this renderer with ``degree`` active SH bands (at most ``options.sh_degree``)."""
         degree = min(degree, self.options.sh_degree)
         if degree == self.degree:
             return self
-        return Gaussian3D(self.options, self.backend, absgrad=self.absgrad, degree=degree)
+        return type(self)(self.options, self.backend, absgrad=self.absgrad, degree=degree)
 
     def at_step(self, step: int) -> Gaussian3D:
         """Return the renderer of a training step: the active degree rises by one every ``sh_every`` steps."""
@@ -131,7 +142,7 @@ class Gaussian3D(EllipseRenderer):
 
     def with_options(self, **changes) -> Gaussian3D:
         """Return this renderer with some options replaced."""
-        return Gaussian3D(replace(self.options, **changes), self.backend, absgrad=self.absgrad, degree=self.degree)
+        return type(self)(replace(self.options, **changes), self.backend, absgrad=self.absgrad, degree=self.degree)
 
     def cull(self, view: View, points: ArrayTable) -> np.ndarray:
         """Return the rows whose splat has alpha ≥ 1/255 inside its pixel box on the picture, ascending int64."""
