@@ -1,0 +1,1 @@
+"""Tests of the cuda backend: its kernels run on the CPU here; see ``emulation``."""
