@@ -1,0 +1,213 @@
+"""The GPU of a rank: arrays and kernels by CuPy, whose sources lie in the top-level folder ``kernels``.
+
+Code above takes a :class:`Device` and names neither CuPy nor a GPU, so that tests run it, and the exact kernel text,
+on the CPU with another one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from functools import cached_property, lru_cache
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ..errors import BackendError
+
+MIN_CAPABILITY = (7, 5)  # Turing, the oldest that CUDA 13 compiles for
+_INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
+
+
+class Device:
+    """A GPU, or what stands in for one.
+
+    Parameters
+    ----------
+    xp : module
+        CuPy.
+    compile : callable
+        ``compile(code, options, names)`` returns a module with ``get_function(name)``, as ``cupy.RawModule``.
+    warp : int
+        Lanes of a warp.
+    deterministic : bool
+        Add up gradients in a fixed order: the same bits in every run, at the cost of memory and time.
+    """
+
+    def __init__(self, xp: Any, compile: Callable[[str, tuple[str, ...], tuple[str, ...]], Any], warp: int = 32,
+                 deterministic: bool = False):
+        self.xp = xp
+        self.warp = warp
+        self.deterministic = deterministic
+        self._compile = compile
+        self._modules: dict[str, KernelFile] = {}
+
+    def kernels(self, source: str) -> KernelFile:
+        """Return the kernels of a file such as ``gaussian3d/gaussian3d.cu``, compiled at first use."""
+        if source not in self._modules:
+            self._modules[source] = KernelFile(self, source)
+        return self._modules[source]
+
+    def array(self, x: Any, dtype: type | None = None) -> Any:
+        """Return ``x`` on the device, contiguous; what is there already is not copied."""
+        return self.xp.ascontiguousarray(self.xp.asarray(x, dtype))
+
+    def empty(self, shape: int | tuple[int, ...], dtype: type = np.float32) -> Any:
+        """Return uninitialised memory.
+
+        Raises
+        ------
+        BackendError
+            If the device has too little.
+        """
+        return self._allocate(self.xp.empty, shape, dtype)
+
+    def zeros(self, shape: int | tuple[int, ...], dtype: type = np.float32) -> Any:
+        """Return zeroed memory; raises as :meth:`empty`."""
+        return self._allocate(self.xp.zeros, shape, dtype)
+
+    def _allocate(self, make: Callable, shape: int | tuple[int, ...], dtype: type) -> Any:
+        try:
+            return make(shape, dtype)
+        except MemoryError as error:  # CuPy's is a subclass
+            wanted = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+            raise BackendError(f"the GPU has no room for {wanted / 2**20:.0f} MiB more; use smaller patches "
+                               "(--patch_size), fewer points (--densify.cap), or more ranks with a GPU each") from error
+
+    def host(self, x: Any) -> np.ndarray:
+        """Return ``x`` as a numpy array, after all work on it is done."""
+        return x.get() if hasattr(x, "get") else np.asarray(x)
+
+
+class KernelFile:
+    """Kernels of one source file; template instances are compiled as they are asked for."""
+
+    def __init__(self, device: Device, source: str):
+        self._device = device
+        self._source = source
+        self._functions: dict[str, Any] = {}
+
+    @cached_property
+    def _code(self) -> str:
+        return kernel_source(self._source)
+
+    def prepare(self, names: Sequence[str]) -> None:
+        """Compile several instances at once.
+
+        Raises
+        ------
+        BackendError
+            With the compiler's message, if the file does not compile.
+        """
+        module = self._device._compile(self._code, (f"-DWARP_SIZE={self._device.warp}",), tuple(names))
+        for name in names:
+            self._functions[name] = module.get_function(name)
+
+    def launch(self, name: str, n_blocks: int, *arguments: Any, threads: int = 256) -> None:
+        """Launch a kernel over ``n_blocks`` blocks; nothing for none.
+
+        Parameters
+        ----------
+        name : str
+            Of an ``extern "C"`` kernel, or a template instance such as ``project<3>``.
+        arguments
+            Device arrays and numpy scalars of the kernel's types.
+        """
+        if n_blocks == 0:
+            return
+        if name not in self._functions:
+            self.prepare((name,))
+        self._functions[name]((int(n_blocks),), (threads,), arguments)
+
+    def over(self, name: str, n: int, *arguments: Any) -> None:
+        """Launch a kernel with one thread for each of ``n`` rows, whose number is its first argument."""
+        self.launch(name, -(-n // 256), np.int64(n), *arguments)
+
+
+@lru_cache
+def kernels_folder() -> Path:
+    """Return the folder of the kernel sources, in a wheel or a checkout."""
+    from .. import kernels
+
+    return Path(kernels.__file__).parent
+
+
+def kernel_source(name: str) -> str:
+    """Return the text of a kernel file with its includes in place, each once.
+
+    CuPy's cache of compiled kernels does not see changes of included files, so there are none for it.
+    """
+    included: set[str] = set()
+
+    def text(file: str) -> str:
+        if file in included:
+            return ""
+        included.add(file)
+        body = (kernels_folder() / file).read_text(encoding="ascii").replace("#pragma once\n", "")
+        return _INCLUDE.sub(lambda match: text(match[1]), body)
+
+    return text(name)
+
+
+def choose_device(n_devices: int, local_rank: int, n_local: int) -> int:
+    """Return the device of a rank of ``n_local`` on its node.
+
+    Raises
+    ------
+    BackendError
+        If there are fewer devices than ranks, or none.
+    """
+    if n_devices == 0:
+        raise BackendError("backend cuda: no GPU is visible here (see CUDA_VISIBLE_DEVICES); use --backend cpu")
+    if n_local > n_devices:
+        raise BackendError(f"backend cuda: {n_local} ranks of this node see {n_devices} GPUs; start at most one rank "
+                           "a GPU (srun --ntasks-per-node, mpiexec -ppn)")
+    return local_rank
+
+
+def open_device(local_rank: int = 0, n_local: int = 1, *, deterministic: bool = False) -> Device:
+    """Return the GPU of a rank.
+
+    Raises
+    ------
+    BackendError
+        If CuPy or a GPU is missing, or the GPU is older than ``MIN_CAPABILITY``.
+    """
+    try:
+        import cupy
+    except ImportError as error:
+        raise BackendError("backend cuda needs CuPy: pip install 'gaian_hpc[cuda13]', or [cuda12] for a driver before "
+                           f"CUDA 13 ({error}); or use --backend cpu") from error
+    try:
+        n_devices = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise BackendError(f"backend cuda: no GPU can be used here ({error}); use --backend cpu") from error
+    number = choose_device(n_devices, local_rank, n_local)
+    cupy.cuda.Device(number).use()
+    properties = cupy.cuda.runtime.getDeviceProperties(number)
+    check_capability(properties["name"].decode(), (properties["major"], properties["minor"]))
+
+    def compile(code: str, options: tuple[str, ...], names: tuple[str, ...]) -> Any:
+        templates = tuple(name for name in names if "<" in name)
+        module = cupy.RawModule(code=code, options=options, name_expressions=templates or None)
+        try:
+            module.compile()
+        except cupy.cuda.compiler.CompileException as error:
+            raise compile_failure(names, str(error)) from error
+        return module
+
+    return Device(cupy, compile, properties["warpSize"], deterministic)
+
+
+def check_capability(name: str, capability: tuple[int, int]) -> None:
+    """Raise BackendError if a GPU is too old."""
+    if capability < MIN_CAPABILITY:
+        raise BackendError(f"backend cuda: {name} has compute capability {'.'.join(map(str, capability))}; at least "
+                           f"{'.'.join(map(str, MIN_CAPABILITY))} (Turing) is needed; use --backend cpu")
+
+
+def compile_failure(names: Sequence[str], log: str) -> BackendError:
+    """Return the error of kernels that do not compile, with the first lines of the compiler's log."""
+    lines = [line for line in log.splitlines() if line.strip()][:12]
+    return BackendError("\n".join([f"backend cuda: kernels {', '.join(names)} do not compile:", *lines]))

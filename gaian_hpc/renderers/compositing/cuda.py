@@ -1,0 +1,157 @@
+"""The tile compositor on a GPU, for any method: tile lists, forward and backward (``kernels/compositing``)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ...arrays import TILE_SIZE, Patch
+from ...backends.cuda import Device
+from ...errors import BackendError
+
+SORT_ITEMS = 2048  # pairs that a block of the sort takes
+_RADIX = 256
+_MAX_PAIRS = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTileLists:
+    """Splats per tile of one patch, on the device.
+
+    Attributes
+    ----------
+    offsets : (T + 1,) int64
+        Tile t owns entries offsets[t] … offsets[t + 1].
+    items : (I,) uint32
+        Splat rows, front to back within each tile.
+    slots : (I,) uint32
+        Row of each entry in a table grouped by splat.
+    order : (M,) uint32
+        Splat rows, front to back.
+    counts, ends : (M,) int64
+        Tiles of the k-th splat from the front, and where its rows of that table end.
+    n_x, n_y : int
+        Tiles of the patch.
+    """
+
+    offsets: Any
+    items: Any
+    slots: Any
+    order: Any
+    counts: Any
+    ends: Any
+    n_x: int
+    n_y: int
+
+
+@dataclass(frozen=True, slots=True)
+class Composited:
+    """What the forward pass leaves on the device: planes (C, h, w), transmittance and last contributor (h, w)."""
+
+    planes: Any
+    transmittance: Any
+    last: Any
+
+
+class DeviceCompositor:
+    """The compositor of one method.
+
+    Parameters
+    ----------
+    device : Device
+    source : str
+        Kernel file that includes ``compositing/sort.cuh`` and ``compositing/binning.cuh``.
+    method : str
+        C++ type of the method in it.
+    n_moments, n_channels : int
+    """
+
+    def __init__(self, device: Device, source: str, method: str, n_moments: int, n_channels: int):
+        self.n_moments, self.n_channels = n_moments, n_channels
+        self._device = device
+        self._file = device.kernels(source)
+        instance = f"{method}, {n_channels}"
+        self._count, self._emit = f"count_tiles<{method}>", f"emit_tiles<{method}>"
+        self._forward = f"composite<{instance}>"
+        self._backward = f"composite_vjp<{instance}, {'true' if device.deterministic else 'false'}>"
+        self._file.prepare((self._count, self._emit, self._forward, self._backward, "depth_keys", "radix_count",
+                            "radix_scatter", "tile_offsets", "sum_slots"))
+
+    def bin_splats(self, patch: Patch, depths: Any, table: Any) -> DeviceTileLists:
+        """Return the tile lists of a patch; the number of pairs is all that comes back to the host.
+
+        Parameters
+        ----------
+        depths : (M,) float32
+        table : (M, COLUMNS) float32
+
+        Raises
+        ------
+        BackendError
+            If there are too many pairs for one patch.
+        """
+        device, n = self._device, len(depths)
+        n_x, n_y = -(-patch.width // TILE_SIZE), -(-patch.height // TILE_SIZE)
+        keys, rows = device.empty(n, np.uint32), device.empty(n, np.uint32)
+        self._file.over("depth_keys", n, depths, keys, rows)
+        _, order = self.sort(keys, rows, 32)
+        counts = device.empty(n, np.int64)
+        place = (np.int32(n_x), np.int32(n_y), np.int32(patch.x0), np.int32(patch.y0))
+        self._file.over(self._count, n, order, table, *place, counts)
+        ends = device.xp.cumsum(counts)
+        n_pairs = int(ends[-1]) if n else 0
+        if n_pairs > _MAX_PAIRS:
+            raise BackendError(f"a patch of {patch.width} × {patch.height} px meets {n_pairs} tiles of splats; one "
+                               f"takes at most {_MAX_PAIRS}: use smaller patches (--patch_size)")
+        tiles, owners = device.empty(n_pairs, np.uint32), device.empty(n_pairs, np.uint32)
+        self._file.over(self._emit, n, order, table, *place, counts, ends, tiles, owners)
+        slots = device.xp.arange(n_pairs, dtype=np.uint32)
+        tiles, slots = self.sort(tiles, slots, (n_x * n_y - 1).bit_length())
+        offsets = device.empty(n_x * n_y + 1, np.int64)
+        self._file.launch("tile_offsets", -(-len(offsets) // 256), np.int64(n_pairs), tiles, np.int32(n_x * n_y),
+                          offsets)
+        return DeviceTileLists(offsets, device.xp.take(owners, slots), slots, order, counts, ends, n_x, n_y)
+
+    def sort(self, keys: Any, values: Any, bits: int) -> tuple[Any, Any]:
+        """Return (n,) uint32 keys, of which the low ``bits`` count, and values in stable ascending order."""
+        device, n = self._device, len(keys)
+        n_blocks = -(-n // SORT_ITEMS)
+        for shift in range(0, bits if n > 1 else 0, 8):
+            counts = device.empty(_RADIX * n_blocks, np.int64)
+            self._file.launch("radix_count", n_blocks, np.int64(n), keys, np.int32(shift), counts)
+            sorted_keys, sorted_values = device.empty(n, np.uint32), device.empty(n, np.uint32)
+            self._file.launch("radix_scatter", n_blocks, np.int64(n), keys, values, np.int32(shift), counts,
+                              device.xp.cumsum(counts), sorted_keys, sorted_values)
+            keys, values = sorted_keys, sorted_values
+        return keys, values
+
+    def forward(self, patch: Patch, lists: DeviceTileLists, table: Any) -> Composited:
+        """Composite a patch."""
+        device, size = self._device, (patch.height, patch.width)
+        out = Composited(device.empty((self.n_channels, *size)), device.empty(size), device.empty(size, np.int32))
+        self._file.launch(self._forward, lists.n_x * lists.n_y, *_geometry(patch, lists), lists.offsets, lists.items,
+                          table, out.planes, out.transmittance, out.last)
+        return out
+
+    def backward(self, patch: Patch, lists: DeviceTileLists, table: Any, out: Composited, v_planes: Any,
+                 v_alpha: Any) -> Any:
+        """Return the sums (M, moments + channels) of each splat's terms."""
+        device, width = self._device, self.n_moments + self.n_channels
+        deterministic = device.deterministic
+        n = len(lists.order)
+        rows = device.zeros((len(lists.items) if deterministic else n, width))
+        self._file.launch(self._backward, lists.n_x * lists.n_y, *_geometry(patch, lists), lists.offsets, lists.items,
+                          lists.slots if deterministic else lists.items, table, v_planes, v_alpha, out.transmittance,
+                          out.last, rows)
+        if not deterministic:
+            return rows
+        sums = device.empty((n, width))
+        self._file.launch("sum_slots", -(-n * width // 256), np.int64(n), np.int32(width), lists.order, lists.counts,
+                          lists.ends, rows, sums)
+        return sums
+
+
+def _geometry(patch: Patch, lists: DeviceTileLists) -> tuple[np.int32, ...]:
+    return (np.int32(lists.n_x), np.int32(patch.x0), np.int32(patch.y0), np.int32(patch.width), np.int32(patch.height))
