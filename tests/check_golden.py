@@ -19,7 +19,8 @@ def main(arguments: list[str] | None = None) -> int:
     """Check the files named on the command line and return the exit code."""
     parser = argparse.ArgumentParser(prog="python -m tests.check_golden", description=__doc__.splitlines()[0])
     parser.add_argument("files", nargs="+", metavar="FILE", help="golden .npz files of any known kind")
-    parser.add_argument("--backend", default="cpu", help="cpu, cuda, or reference (the float64 oracle); default cpu")
+    parser.add_argument("--backend", default="cpu", help="cpu, cuda, emulated (the cuda kernels on the CPU), or "
+                                                         "reference (the float64 oracle); default cpu")
     options = parser.parse_args(arguments)
     failed = []
     for path in options.files:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import numpy as np
 
+from gaian_hpc.backends.cuda import Device, open_device
+
 from . import gaussian3d, training
 from .cases import Case, CaseError, load_case
 from .compare import NO_COSTS, Comparison
@@ -64,11 +66,26 @@ def implementation_of(backend: str) -> gaussian3d.Implementation:
         raise CaseError("method gaussian3d is not available")
     from gaian_hpc.renderers.gaussian3d import Gaussian3D
 
+    device = device_of(backend)
+
     def build(degree: int, antialiased: bool, eps2d: float) -> Gaussian3D:
         options = Gaussian3D.Options(sh_degree=degree, antialiased=antialiased, eps2d=eps2d, depth=True)
+        if device is not None:
+            return Gaussian3D.on_device(options, device, absgrad=True)
         return Gaussian3D(options, backend, absgrad=True)
 
     return gaussian3d.Implementation(build, np.float32)
+
+
+def device_of(backend: str) -> Device | None:
+    """Return the device of a backend: a GPU, or the CPU running the GPU's kernels (``emulated``); None for others."""
+    if backend == "cuda":
+        return open_device()
+    if backend == "emulated":
+        from tests.cuda.emulation.device import emulated_device
+
+        return emulated_device()
+    return None
 
 
 def _compare(case: Case, backend: str) -> list[Comparison]:
