@@ -2,6 +2,7 @@
 
 import pytest
 
+from gaian_hpc.backends.threads import use_threads
 from tests.cuda.emulation.module import COMPILER, has_compiler
 
 
@@ -9,3 +10,9 @@ from tests.cuda.emulation.module import COMPILER, has_compiler
 def needs_a_compiler():
     if not has_compiler():
         pytest.skip(f"no C++ compiler {COMPILER!r} to run the kernels with")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Run kernels of the cpu backend on one thread."""
+    use_threads(1)
