@@ -141,10 +141,11 @@ def _render(parser: LineParser, words: Sequence[str]) -> int | None:
 def _export(parser: LineParser, words: Sequence[str]) -> int | None:
     _add_run(parser)
     parser.add_argument("-o", "--output", type=Path, required=True, metavar="FILE.ply", help="file to write")
+    parser.add_argument("--time", type=float, metavar="T", help="time from 0 to 1, for points that change in time")
     arguments = _parse(parser, words)
     from .jobs.export import export
 
-    return export(arguments.run, arguments.output)
+    return export(arguments.run, arguments.output, arguments.time)
 
 
 def _inspect(parser: LineParser, words: Sequence[str]) -> int | None:
@@ -293,7 +294,8 @@ VERBS = {
                      "Measure PSNR and SSIM on the test views of a run.", _evaluate),
     "render": Verb("render RUN [-o DIR] [--path CAMERAS.json | --split test|train] [--threads T]",
                    "Render views of a run to PNG files.", _render),
-    "export": Verb("export RUN -o FILE.ply", "Write a run's points as a standard 3DGS PLY file.", _export),
+    "export": Verb("export RUN -o FILE.ply [--time T]", "Write a run's points as a standard 3DGS PLY file.",
+                   _export),
     "inspect": Verb("inspect CHECKPOINT [--json] [--digest]", "Summarise a checkpoint.", _inspect),
     "bench": Verb("bench step|scale SCENE [--points N] [--width W] [--height H] [--repeats K] [--rounds N] [--json] "
                   "[--SETTING VALUE …]", "Time a training step and its phases, and how it scales.", _bench,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 
 import numpy as np
@@ -75,6 +76,68 @@ def write_city(path: str | os.PathLike[str], *, n_views: int = 96, width: int = 
     _write_colmap(aside / "sparse" / "0", views, model)
     aside.rename(path)
     return path
+
+
+def write_moving(path: str | os.PathLike[str], *, n_times: int = 16, n_cameras: int = 7, width: int = 160,
+                 height: int = 120, n_points: int = 4000, seed: int = 0, spacing: float = 2.5) -> Path:
+    """Make a city over which balls fly, and write its pictures as a COLMAP scene with ``times.json``.
+
+    Parameters
+    ----------
+    path : path
+        Folder to write; complete once it exists.
+    n_times, n_cameras : int
+        Every camera of a ring around the middle takes a picture at every time; pictures are in the order of times.
+    width, height : int, pixels
+    n_points, seed, spacing
+        As of :func:`write_city`; structure from motion sees what stands still.
+
+    Returns
+    -------
+    path
+    """
+    path = Path(path)
+    aside = path.with_name(path.name + ".part")
+    shutil.rmtree(aside, ignore_errors=True)
+    (aside / "images").mkdir(parents=True)
+    city, ring = build_city(seed, spacing), _ring(n_cameras, width, height)
+    views, depths = [], []
+    for i in range(n_times * n_cameras):
+        time = (i // n_cameras) / max(n_times - 1, 1)
+        view = replace(ring[i % n_cameras], name=f"view_{i:03d}.png", index=i, time=time)
+        depths += _photograph(_with_balls(city, time, seed), [view], aside / "images")
+        views.append(view)
+    _write_colmap(aside / "sparse" / "0", views, _structure(city, views, depths, n_points, seed))
+    (aside / "times.json").write_text(json.dumps({view.name: view.time for view in views}))
+    aside.rename(path)
+    return path
+
+
+def _ring(n: int, width: int, height: int) -> list[View]:
+    """Return cameras around the city's middle that look down at it."""
+    K = np.array([[1.1 * width, 0, width / 2], [0, 1.1 * width, height / 2], [0, 0, 1]], np.float32)
+    views = []
+    for i in range(n):
+        turn = 2 * np.pi * i / n
+        outward = np.array([np.cos(turn), np.sin(turn), 0.0])
+        forward = -outward - np.array([0, 0, 1.2])
+        views.append(View(_look(outward * HALF * 0.8 + [0, 0, HALF], forward / np.linalg.norm(forward), -outward), K,
+                          width, height))
+    return views
+
+
+def _with_balls(city: Surfels, time: float, seed: int) -> Surfels:
+    """Return the city and three balls on their way around its middle, a third of a turn from time 0 to 1."""
+    rng = np.random.Generator(np.random.Philox(key=seed + 2))
+    parts = [city]
+    for ball in range(3):
+        directions = rng.standard_normal((400, 3))
+        directions /= np.linalg.norm(directions, axis=1, keepdims=True)
+        turn = 2 * np.pi * (ball + time) / 3
+        center = np.array([np.cos(turn), np.sin(turn), 0]) * HALF * 0.35 + [0, 0, HALF * (0.35 + 0.1 * ball)]
+        color = np.clip(np.eye(3)[ball] + 0.25 * (directions[:, 2:] > 0), 0, 1)
+        parts.append(Surfels(center + directions * HALF * 0.12, directions, color, np.full((400, 3), HALF * 0.012)))
+    return Surfels(*(np.concatenate([getattr(p, f.name) for p in parts]) for f in fields(Surfels)))
 
 
 def aerial_views(n: int, width: int, height: int) -> list[View]:

@@ -12,7 +12,7 @@ from ..arrays import Attribute
 from ..checkpoint.ply import GaussianStart, load_start
 from ..checkpoint.reader import rows_of_rank
 from ..data.scene import Scene, load_scene
-from ..errors import SettingsError
+from ..errors import DataError, SettingsError
 from ..points.init import cloud_from_scene
 from ..points.store import PointStore
 from ..renderers.base import PointRenderer
@@ -30,6 +30,18 @@ def open_scene(path: Path | str, data: DataSettings) -> Scene:
     """Load a scene as the data settings say."""
     return load_scene(path, factor=data.factor, max_side=data.max_side, test_every=data.test_every, masks=data.masks,
                       near=data.near)
+
+
+def require_times(renderer: PointRenderer, scene: Scene) -> None:
+    """Refuse a scene whose views have no times for a method whose points change in time.
+
+    Raises
+    ------
+    DataError
+    """
+    if getattr(renderer, "needs_time", False) and scene.times is None:
+        raise DataError(f"{scene.path}: method {renderer.name!r} needs the time of every view; add times.json (picture "
+                        "name to a time from 0 to 1) or the field 'time' to the frames, or train a method without time")
 
 
 def determined_points(scene: Scene) -> int:

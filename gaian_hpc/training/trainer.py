@@ -44,7 +44,7 @@ from .journal import METRICS_NAME, Journal, read_metrics
 from .optimizer import Adam
 from .pipeline import PipelinedExecutor
 from .placer import Placer
-from .start import determined_points, scene_fingerprint, start_points, view_tracks
+from .start import determined_points, require_times, scene_fingerprint, start_points, view_tracks
 from .step import StepReport, SynchronousExecutor
 
 log = logging.getLogger(__name__)
@@ -101,6 +101,7 @@ class Trainer:
         self.renderer: PointRenderer = build_renderer(settings.method, options, settings.backend,
                                                       absgrad=settings.densify.absgrad)
         with self.world.agreed():
+            require_times(self.renderer, scene)
             self.exchange = make_exchange(self.world, self.renderer, settings)
         horizon = settings.horizon or settings.steps
         self.optimizer = Adam(self.renderer.attributes, settings.optimizer, scene.extent, horizon,
@@ -117,7 +118,8 @@ class Trainer:
         self.cap = (int(self.resumed.trainer["cap"]) if self.resumed else
                     settings.densify.cap or max(determined_points(scene), n_total))
         self.density = make_density(dataclasses.replace(settings.densify, cap=self.cap), horizon, scene.extent,
-                                    settings.seed, settings.views_per_step, self.exchange.gather)
+                                    settings.seed, settings.views_per_step, self.exchange.gather,
+                                    self.renderer if hasattr(self.renderer, "split_offsets") else None)
         if self.resumed is None:
             self.density.initial(self.store)
         self.density.prepare(self.store)

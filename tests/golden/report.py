@@ -11,11 +11,12 @@ import numpy as np
 
 from gaian_hpc.backends.cuda import Device, open_device
 
-from . import gaussian3d, training
+from . import gaussian3d, gaussian4d, training
 from .cases import Case, CaseError, load_case
 from .compare import NO_COSTS, Comparison
 
-INPUTS = re.compile(r"v_.*|f32relerr__.*|means|quats|scales|opacities|sh|viewmat|K|background|case_labels|width|height|"
+INPUTS = re.compile(r"v_.*|f32relerr__.*|means|times|quats(_[lr])?|scales(_t)?|timestamp|time_duration|"
+                    r"sh_degree_t|prefilter_var|rot_4d|opacities|sh|viewmat|K|background|case_labels|width|height|"
                     r"sh_degree|seed|near|far|eps2d|fragile|radii_fragile|dirs|coeffs|target|window|lambda_dssim|"
                     r"param0|grads|visible|[a-z]_(lr|beta1|beta2|eps)|sched_(steps|lr_init|lr_final|max_steps)")
 # What measures a kind of case, and how many float32 runs of the oracle say what float32 costs there.
@@ -99,6 +100,8 @@ def _compare(case: Case, backend: str) -> list[Comparison]:
         if exact and "v_covars" in case:
             got |= gaussian3d.covariance_arrays(case)
         return gaussian3d.compare_all(case, got, costs, exact)
+    if case.kind == "gaussian4d" and backend == "cpu":
+        return gaussian4d.compare_scene(case)
     if case.kind == "ssim":
         return training.compare_ssim(case, exact)
     if case.kind == "adam" and not exact:

@@ -126,6 +126,13 @@ def point_attributes(o: Options) -> tuple[Attribute, ...]:
     )
 
 
+def _rotations(quats: np.ndarray) -> np.ndarray:
+    """Return the rotation matrices (N, 3, 3) float64 of quaternions wxyz (N, 4)."""
+    from scipy.spatial.transform import Rotation
+
+    return Rotation.from_quat(quats.astype(np.float64), scalar_first=True).as_matrix()
+
+
 DEFAULT_OPTIONS = Options()
 GEOMETRY = ("means", "times", "scales", "scales_t", "quats_l", "quats_r", "opacities")
 
@@ -181,16 +188,49 @@ class Gaussian4D(EllipseRenderer):
 
     def split_offsets(self, points: ArrayTable, draws: np.ndarray) -> dict[str, np.ndarray]:
         """Return what standard normal ``draws`` (M, 4) of points (M, …) add to means and times, float64."""
-        from .cpu import rotation4, unit
+        from .cpu import rotated
 
         scales = np.concatenate([points["scales"], points["scales_t"][:, None]], axis=1).astype(np.float64)
-        offsets, matrix = draws * scales, np.empty(16)
+        offsets = draws * (scales if self.options.rotate_time else scales ** [1, 1, 1, 0.5])
         if self.options.rotate_time:
-            for i in range(len(offsets)):
-                rotation4(unit(points["quats_l"][i].astype(np.float64))[0],
-                          unit(points["quats_r"][i].astype(np.float64))[0], matrix)
-                offsets[i] = matrix.reshape(4, 4) @ offsets[i]
+            rotated(points["quats_l"], points["quats_r"], offsets)
+        else:
+            offsets[:, :3] = np.einsum("nij,nj->ni", _rotations(points["quats_l"]), offsets[:, :3])
         return {"means": offsets[:, :3], "times": offsets[:, 3]}
+
+    def at_time(self, points: ArrayTable, time: float) -> dict[str, np.ndarray]:
+        """Return the 3D Gaussians at a time, as a checkpoint of ``gaussian3d`` would store them.
+
+        Parameters
+        ----------
+        points : table of (N, ...)
+            Activated values.
+        time : float
+
+        Returns
+        -------
+        dict of str to (M, ...) float32
+            ``means``, ``quats`` wxyz, ``scales`` logarithms, ``opacities`` logits, ``sh``; points that weigh at most
+            0.05 then are left out.
+        """
+        from scipy.spatial.transform import Rotation
+
+        from . import cpu
+
+        o, n = self.options, points.n_rows
+        means, roots, weights = np.empty((n, 3)), np.empty((n, 3, 3)), np.empty(n)
+        cpu.slices(time, *(points[name] for name in GEOMETRY[:-1]), o.blur_t, o.rotate_time, means, roots, weights)
+        kept = weights > cpu.WEIGHT_MIN
+        axes, scales, _ = np.linalg.svd(roots[kept])
+        axes[:, :, 2] *= np.sign(np.linalg.det(axes))[:, None]
+        opacities = np.clip(points["opacities"][kept] * weights[kept], 1e-7, 1 - 1e-7)
+        k = n_coefficients(self.options.sh_degree)
+        harmonics = points["sh"][kept].reshape(-1, o.sh_degree_t + 1, k, 3)[:, :self.degree_t + 1]
+        phases = 2 * np.pi * np.arange(self.degree_t + 1) * (time - points["times"][kept][:, None]) / o.duration
+        sh = np.einsum("nh,nhkc->nkc", np.cos(phases), harmonics)
+        raw = {"means": means[kept], "quats": Rotation.from_matrix(axes).as_quat(scalar_first=True),
+               "scales": np.log(np.maximum(scales, 1e-12)), "opacities": np.log(opacities / (1 - opacities)), "sh": sh}
+        return {name: np.ascontiguousarray(x, np.float32) for name, x in raw.items()}
 
     def cull(self, view: View, points: ArrayTable) -> np.ndarray:
         """Return the rows that weigh something at the view's time and reach its picture then, ascending int64."""

@@ -23,8 +23,10 @@ N_MATRIX = 16
 @register_jitable(error_model="numpy")
 def product(a, b):
     """Return the product of two quaternions wxyz."""
-    return (a[0] * b[0] - a[1] * b[1] - a[2] * b[2] - a[3] * b[3], a[0] * b[1] + a[1] * b[0] + a[2] * b[3] - a[3] * b[2],
-            a[0] * b[2] - a[1] * b[3] + a[2] * b[0] + a[3] * b[1], a[0] * b[3] + a[1] * b[2] - a[2] * b[1] + a[3] * b[0])
+    return (a[0] * b[0] - a[1] * b[1] - a[2] * b[2] - a[3] * b[3],
+            a[0] * b[1] + a[1] * b[0] + a[2] * b[3] - a[3] * b[2],
+            a[0] * b[2] - a[1] * b[3] + a[2] * b[0] + a[3] * b[1],
+            a[0] * b[3] + a[1] * b[2] - a[2] * b[1] + a[3] * b[0])
 
 
 @register_jitable(error_model="numpy")
@@ -66,7 +68,6 @@ def rotation4(left, right, matrix):
 @register_jitable(error_model="numpy")
 def rotation4_vjp(left, right, v):
     """Return the gradients of the two unit quaternions from that of the matrix, ``v`` (16)."""
-    end = conjugate(right)
     l0 = l1 = l2 = l3 = r0 = r1 = r2 = r3 = 0.0
     for axis in range(4):
         e = basis_quaternion(axis)
@@ -167,6 +168,33 @@ def visible(camera, time, means, times, scales, scales_t, quats_l, quats_r, opac
             w = weight(variance, dt, blur)
             mask[n] = w > WEIGHT_MIN and in_view(camera, mean, rot, s[0], s[1], s[2], np.float64(opacities[n]) * w, eps,
                                                  False)
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
+def slices(time, means, times, scales, scales_t, quats_l, quats_r, blur, rotates_time, out_means, roots, weights):
+    """Write the mean (N, 3), a root of the covariance (N, 3, 3) and the weight (N,) of every point at ``time``."""
+    matrix = np.empty(N_MATRIX)
+    for n in range(len(means)):
+        dt = time - np.float64(times[n])
+        mean, rot, s, variance = cut(row(means, n), dt, row(scales, n), np.float64(scales_t[n]),
+                                     quaternion(quats_l, n), quaternion(quats_r, n), rotates_time, matrix)
+        weights[n] = weight(variance, dt, blur)
+        for i in range(3):
+            out_means[n, i] = mean[i]
+            for j in range(3):
+                roots[n, i, j] = rot[3 * i + j] * s[j]
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
+def rotated(quats_l, quats_r, offsets):
+    """Rotate offsets (N, 4) in space-time, in place."""
+    matrix, v = np.empty(N_MATRIX), np.empty(4)
+    for n in range(len(offsets)):
+        rotation4(unit(quaternion(quats_l, n))[0], unit(quaternion(quats_r, n))[0], matrix)
+        v[:] = offsets[n]
+        for i in range(4):
+            offsets[n, i] = (matrix[4 * i] * v[0] + matrix[4 * i + 1] * v[1] + matrix[4 * i + 2] * v[2]
+                             + matrix[4 * i + 3] * v[3])
 
 
 @njit(parallel=True, error_model="numpy", nogil=True, cache=True)
@@ -300,7 +328,7 @@ def slice_vjp(m, dt, tt, v_mean, v_root, v_tt, v_m):
 
 @register_jitable(error_model="numpy")
 def scale_vjp(left, right, s, st, v_m, matrix, v_scales):
-    """Turn ``v_m`` from the gradient of M = R·diag(s) into that of R; write those of the scales, of time's to matrix[0]."""
+    """Turn ``v_m`` from that of M = R·diag(s) into that of R; write those of the scales, time's to matrix[0]."""
     rotation4(unit(left)[0], unit(right)[0], matrix)
     v0 = v1 = v2 = v3 = 0.0
     for i in range(0, N_MATRIX, 4):

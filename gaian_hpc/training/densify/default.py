@@ -12,7 +12,7 @@ from ...points.store import PointStore
 from ...rng import normal
 from ...settings import DensifySettings
 from .base import EditReport, FixedPoints, Gather, global_sums, is_due, one_rank, refuse_empty, rows_of, select_largest
-from .geometry import attribute_of, multiplied, rotate, stored
+from .geometry import GaussianSplit, Split, attribute_of, multiplied, stored
 
 SPLIT_CHILDREN = 2
 SPLIT_SHRINK = 1.6
@@ -48,14 +48,17 @@ class GradientDensity(FixedPoints):
     views_per_step : int
         Views B of a unit; their losses are averaged, so gradients are multiplied by B.
     gather : Gather
+    split : Split, optional
+        How points multiply that are no Gaussians of ``means``, ``quats`` and ``scales``.
     """
 
-    required = ("means", "quats", "scales", "opacities")
     name = "default"
 
     def __init__(self, settings: DensifySettings, stop: int, extent: float, seed: int, views_per_step: int = 1,
-                 gather: Gather = one_rank):
+                 gather: Gather = one_rank, split: Split | None = None):
         super().__init__(settings.cap, seed, gather)
+        self.split = split or GaussianSplit()
+        self.required = ("means", "quats", "scales", "opacities") if split is None else ("scales", "opacities")
         self.settings = settings
         self.stop = stop
         self.extent = float(extent)
@@ -152,13 +155,13 @@ class GradientDensity(FixedPoints):
         moved = np.repeat(splits, counts)
         sources = parents[moved]
         values = store.values
-        draws = normal(self.seed, "densify.split", step, store.ids[sources], (SPLIT_CHILDREN, 3))
+        draws = normal(self.seed, "densify.split", step, store.ids[sources],
+                       (SPLIT_CHILDREN, self.split.n_split_draws))
         draws = draws[np.arange(len(sources)), brood[moved]].astype(np.float64)
-        n_axes = values["scales"].shape[1]
-        draws[:, :n_axes] *= values["scales"][sources]
-        draws[:, n_axes:] = 0.0
-        raw["means"][moved] = (raw["means"][moved] + rotate(values["quats"][sources], draws)).astype(np.float32)
-        raw["scales"][moved] = multiplied(attribute_of(store, "scales"), raw["scales"][moved], 1.0 / SPLIT_SHRINK)
+        for name, offsets in self.split.split_offsets(values.take(sources), draws).items():
+            raw[name][moved] = (raw[name][moved] + offsets).astype(np.float32)
+        for name in self.split.split_scales:
+            raw[name][moved] = multiplied(attribute_of(store, name), raw[name][moved], 1.0 / SPLIT_SHRINK)
         return raw, np.repeat(first_ids, counts) + brood
 
     def _reset(self, store: PointStore) -> int:

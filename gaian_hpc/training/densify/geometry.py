@@ -3,11 +3,44 @@
 from __future__ import annotations
 
 import math
+from typing import Protocol
 
 import numpy as np
 
-from ...arrays import Attribute
+from ...arrays import ArrayTable, Attribute
 from ...points.store import PointStore, activate, deactivate
+
+
+class Split(Protocol):
+    """How points of a method are split; its renderer tells, unless they are Gaussians of means, quats and scales.
+
+    Attributes
+    ----------
+    n_split_draws : int
+        Standard normal numbers D that a child takes.
+    split_scales : tuple of str
+        Attributes that shrink with a child.
+    """
+
+    n_split_draws: int
+    split_scales: tuple[str, ...]
+
+    def split_offsets(self, points: ArrayTable, draws: np.ndarray) -> dict[str, np.ndarray]:
+        """Return what ``draws`` (M, D) float64 of the parents (M, …) add to stored values, by attribute."""
+
+
+class GaussianSplit:
+    """Children are samples of their parent, a Gaussian of ``means``, ``quats`` and two or three ``scales``."""
+
+    n_split_draws = 3
+    split_scales = ("scales",)
+
+    def split_offsets(self, points: ArrayTable, draws: np.ndarray) -> dict[str, np.ndarray]:
+        """Return offsets of the means; see :class:`Split`."""
+        n_axes = points["scales"].shape[1]
+        draws[:, :n_axes] *= points["scales"]
+        draws[:, n_axes:] = 0.0
+        return {"means": rotate(points["quats"], draws)}
 
 
 def rotate(quats: np.ndarray, vectors: np.ndarray, inverse: bool = False) -> np.ndarray:
