@@ -86,23 +86,33 @@ class KernelFile:
     def __init__(self, device: Device, source: str):
         self._device = device
         self._source = source
-        self._functions: dict[str, Any] = {}
+        self._plain: Any = None
+        self._instances: dict[str, Any] = {}
 
     @cached_property
     def _code(self) -> str:
         return kernel_source(self._source)
 
-    def prepare(self, names: Sequence[str]) -> None:
-        """Compile several instances at once.
+    def prepare(self, *instances: str) -> None:
+        """Compile template instances together with all kernels that are no templates, unless that is done.
 
         Raises
         ------
         BackendError
             With the compiler's message, if the file does not compile.
         """
-        module = self._device._compile(self._code, (f"-DWARP_SIZE={self._device.warp}",), tuple(names))
-        for name in names:
-            self._functions[name] = module.get_function(name)
+        if self._plain is not None and all(name in self._instances for name in instances):
+            return
+        module = self._device._compile(self._code, (f"-DWARP_SIZE={self._device.warp}",), instances)
+        self._plain = module
+        self._instances |= {name: module.get_function(name) for name in instances}
+
+    def _function(self, name: str) -> Any:
+        if "<" in name:
+            self.prepare(name)
+            return self._instances[name]
+        self.prepare()
+        return self._plain.get_function(name)
 
     def launch(self, name: str, n_blocks: int, *arguments: Any, threads: int = 256) -> None:
         """Launch a kernel over ``n_blocks`` blocks; nothing for none.
@@ -116,9 +126,7 @@ class KernelFile:
         """
         if n_blocks == 0:
             return
-        if name not in self._functions:
-            self.prepare((name,))
-        self._functions[name]((int(n_blocks),), (threads,), arguments)
+        self._function(name)((int(n_blocks),), (threads,), arguments)
 
     def over(self, name: str, n: int, *arguments: Any) -> None:
         """Launch a kernel with one thread for each of ``n`` rows, whose number is its first argument."""
@@ -189,8 +197,7 @@ def open_device(local_rank: int = 0, n_local: int = 1, *, deterministic: bool = 
     check_capability(properties["name"].decode(), (properties["major"], properties["minor"]))
 
     def compile(code: str, options: tuple[str, ...], names: tuple[str, ...]) -> Any:
-        templates = tuple(name for name in names if "<" in name)
-        module = cupy.RawModule(code=code, options=options, name_expressions=templates or None)
+        module = cupy.RawModule(code=code, options=options, name_expressions=names or None)
         try:
             module.compile()
         except cupy.cuda.compiler.CompileException as error:
@@ -210,4 +217,5 @@ def check_capability(name: str, capability: tuple[int, int]) -> None:
 def compile_failure(names: Sequence[str], log: str) -> BackendError:
     """Return the error of kernels that do not compile, with the first lines of the compiler's log."""
     lines = [line for line in log.splitlines() if line.strip()][:12]
-    return BackendError("\n".join([f"backend cuda: kernels {', '.join(names)} do not compile:", *lines]))
+    what = f"kernels {', '.join(names)} do" if names else "a kernel file does"
+    return BackendError("\n".join([f"backend cuda: {what} not compile:", *lines]))

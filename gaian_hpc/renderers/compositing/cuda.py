@@ -76,8 +76,7 @@ class DeviceCompositor:
         self._count, self._emit = f"count_tiles<{method}>", f"emit_tiles<{method}>"
         self._forward = f"composite<{instance}>"
         self._backward = f"composite_vjp<{instance}, {'true' if device.deterministic else 'false'}>"
-        self._file.prepare((self._count, self._emit, self._forward, self._backward, "depth_keys", "radix_count",
-                            "radix_scatter", "tile_offsets", "sum_slots"))
+        self._file.prepare(self._count, self._emit, self._forward, self._backward)
 
     def bin_splats(self, patch: Patch, depths: Any, table: Any) -> DeviceTileLists:
         """Return the tile lists of a patch; the number of pairs is all that comes back to the host.

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from ...arrays import ArrayTable, View
-from ...backends.cuda import Device
+from ...backends.cuda import Device, KernelFile
 from ..ellipses.cuda import EllipsesOnDevice
 from ..projection import pack_camera
 from ..sh import n_coefficients
@@ -27,7 +27,7 @@ class CudaGaussian3D(EllipsesOnDevice, Gaussian3D):
         """Return the rows whose splat has alpha ≥ 1/255 inside its pixel box on the picture, ascending int64."""
         n = len(points["means"])
         mask = self.device.empty(n, np.bool_)
-        self.device.kernels(SOURCE).over("visible", n, self._camera(view), *self._points(points)[:4], *self._flags(),
+        self._kernels_of_degree().over("visible", n, self._camera(view), *self._points(points)[:4], *self._flags(),
                                          mask)
         return self._placer(points["means"])(self.device.xp.flatnonzero(mask))
 
@@ -35,7 +35,7 @@ class CudaGaussian3D(EllipsesOnDevice, Gaussian3D):
         """Project rows ``ids``; returns ``splat_fields``, float32."""
         m, values = len(ids), self._points(points)
         out = {f.name: self.device.empty((m, *f.shape)) for f in self.splat_fields}
-        self.device.kernels(SOURCE).over(
+        self._kernels_of_degree().over(
             f"project<{self.degree}>", m, self.device.array(ids, np.int64), self._camera(view), *values,
             np.int32(values[-1].shape[1]), *self._flags(), out["means2d"], out["conics"], out["depths"], out["colors"],
             out["opacities"], out["radii"])
@@ -50,11 +50,16 @@ class CudaGaussian3D(EllipsesOnDevice, Gaussian3D):
         out = {name: device.empty((m, *shape)) for name, shape in shapes.items()}
         v = [device.array(v_splats[name], np.float32) for name in ("means2d", "conics", "depths", "colors",
                                                                    "opacities")]
-        device.kernels(SOURCE).over(
+        self._kernels_of_degree().over(
             f"project_vjp<{self.degree}>", m, device.array(ids, np.int64), self._camera(view), *values,
             np.int32(values[-1].shape[1]), *self._flags(), device.array(splats["colors"]), *v, *out.values())
         place = self._placer(points["means"])
         return ArrayTable({name: place(x) for name, x in out.items()}, m)
+
+    def _kernels_of_degree(self) -> KernelFile:
+        kernels = self.device.kernels(SOURCE)
+        kernels.prepare(f"project<{self.degree}>", f"project_vjp<{self.degree}>")
+        return kernels
 
     def _camera(self, view: View) -> Any:
         return self.device.array(pack_camera(view), np.float32)

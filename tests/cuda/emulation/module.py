@@ -63,9 +63,9 @@ class EmulatedModule:
                  sanitizer: str = ""):
         self.names = list(dict.fromkeys([*name_expressions, *_KERNEL.findall(code)]))
         defines = [o for o in options if o.startswith("-D")]
-        flags = ["-O2", "-g1", "-std=c++17", "-fPIC", "-shared", "-fno-math-errno", "-ffp-contract=fast",
-                 "-march=native", "-Wno-unknown-pragmas", f"-DCUEMU_WARP={warp}", *defines, f"-I{HEADER.parent}",
-                 *SANITIZERS[sanitizer]]
+        flags = ["-O1" if sanitizer else "-O2", "-g1", "-std=c++17", "-fPIC", "-shared", "-fno-math-errno",
+                 "-ffp-contract=fast", "-march=native", "-Wno-unknown-pragmas", f"-DCUEMU_WARP={warp}", *defines,
+                 f"-I{HEADER.parent}", *SANITIZERS[sanitizer]]
         self._library = ctypes.CDLL(str(_build(_host_text(code, self.names), flags)))
 
     def set_order(self, order: int) -> None:

@@ -1,0 +1,103 @@
+"""Opening a GPU, compiling for it and running out of it: what is told, and what the stand-in for CuPy promises."""
+
+import sys
+import types
+
+import numpy as np
+import pytest
+
+from gaian_hpc.backends.cuda import check_capability, choose_device, kernel_source, kernels_folder, open_device
+from gaian_hpc.errors import BackendError
+from gaian_hpc.renderers import base
+from gaian_hpc.renderers.gaussian3d import Gaussian3D
+from tests.cuda.emulation.device import CUPY_NAMES, StrictCupy, emulated_device
+
+KERNEL_FILES = sorted(p.relative_to(kernels_folder()).as_posix() for p in kernels_folder().rglob("*.cu"))
+
+
+def fake_cupy(n_devices: int, capability: tuple[int, int] = (9, 0)) -> types.SimpleNamespace:
+    class CUDARuntimeError(RuntimeError):
+        pass
+
+    def count() -> int:
+        if n_devices < 0:
+            raise CUDARuntimeError("cudaErrorInsufficientDriver: CUDA driver version is insufficient")
+        return n_devices
+
+    device = types.SimpleNamespace(use=lambda: None)
+    properties = {"name": b"GPU X", "major": capability[0], "minor": capability[1], "warpSize": 32}
+    runtime = types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError, getDeviceCount=count,
+                                    getDeviceProperties=lambda number: properties)
+    return types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime, Device=lambda number: device))
+
+
+@pytest.mark.parametrize(("cupy", "place", "message"), [
+    (None, (0, 1), r"needs CuPy: pip install 'gaian_hpc\[cuda13\]'"),
+    (fake_cupy(-1), (0, 1), "no GPU can be used here .*insufficient.*--backend cpu"),
+    (fake_cupy(0), (0, 1), "no GPU is visible here"),
+    (fake_cupy(2), (2, 4), "4 ranks of this node see 2 GPUs; start at most one rank a GPU"),
+    (fake_cupy(1, (7, 0)), (0, 1), "GPU X has compute capability 7.0; at least 7.5")])
+def test_a_gpu_that_cannot_be_used_is_named(monkeypatch, cupy, place, message):
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    with pytest.raises(BackendError, match=message) as error:
+        open_device(*place)
+    assert "\n" not in str(error.value)
+
+
+def test_a_rank_takes_the_device_of_its_number_on_the_node():
+    assert [choose_device(4, rank, 3) for rank in range(3)] == [0, 1, 2]
+    check_capability("GPU X", (7, 5))
+
+
+def test_a_kernel_that_does_not_compile_shows_the_log(monkeypatch, tmp_path):
+    (tmp_path / "bad.cu").write_text('extern "C" __global__ void k() { undeclared = 1; }\n')
+    monkeypatch.setattr("gaian_hpc.backends.cuda.kernels_folder", lambda: tmp_path)
+    with pytest.raises(BackendError, match=r"(?s)a kernel file does not compile:.*undeclared"):
+        emulated_device().kernels("bad.cu").launch("k", 1)
+
+
+def test_too_little_memory_says_how_much_and_what_to_change(monkeypatch):
+    def full(shape, dtype):
+        raise MemoryError("out of memory")
+
+    monkeypatch.setattr(StrictCupy, "empty", staticmethod(full))
+    with pytest.raises(BackendError, match=r"no room for 400 MiB more; use smaller patches \(--patch_size\)"):
+        emulated_device().empty((100, 1 << 20))
+
+
+def test_a_method_without_kernels_is_named(monkeypatch):
+    monkeypatch.setattr(base, "renderer_class", lambda method: object)
+    with pytest.raises(BackendError, match="method other has no kernels for backend cuda; use --backend cpu"):
+        base.build_renderer("other", None, "cuda")
+
+
+def test_the_backend_of_a_run_is_the_gpu_it_opens(monkeypatch):
+    device = emulated_device()
+    monkeypatch.setattr("gaian_hpc.backends.cuda.open_device", lambda: device)
+    renderer = base.build_renderer("gaussian3d", Gaussian3D.Options(), "cuda", absgrad=True)
+    assert renderer.device is device
+    assert renderer.absgrad
+    at_step = renderer.at_step(0)
+    assert (at_step.degree, at_step.device, at_step.absgrad) == (0, device, True)
+
+
+@pytest.mark.parametrize("name", KERNEL_FILES)
+def test_a_kernel_file_is_self_contained(name):
+    code = kernel_source(name)
+    assert "#include" not in code
+    assert "__global__" in code
+
+
+def test_host_and_device_arrays_do_not_mix():
+    device = emulated_device()
+    with pytest.raises(TypeError, match="host and device arrays"):
+        device.zeros(3) + np.zeros(3)
+    with pytest.raises(AttributeError):
+        device.xp.no_such_function  # noqa: B018
+    source = np.zeros(3, np.float32)
+    assert not np.shares_memory(device.array(source), source)
+
+
+def test_cupy_has_every_name_of_its_stand_in():
+    cupy = pytest.importorskip("cupy", reason="CuPy is not installed; its names were not checked")
+    assert [name for name in CUPY_NAMES if not hasattr(cupy, name)] == []

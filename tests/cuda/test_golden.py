@@ -1,0 +1,14 @@
+"""The golden files against the cuda kernels, run on the CPU."""
+
+import pytest
+
+from tests.golden.report import check
+
+FILES = ("3dgs_small8_32x32", "3dgs_edgezoo_50x38", "3dgs_overlap150_deg1_61x45", "3dgs_garden2000_128x96",
+         "3dgs_projection300_80x60", "sh_deg0to3")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_the_cuda_kernels_agree_with_a_golden_file(shared_dir, name):
+    report = check(shared_dir / "golden" / f"{name}.npz", "emulated")
+    assert report.ok, "\n".join(report.lines())
