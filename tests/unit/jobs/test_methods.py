@@ -1,0 +1,62 @@
+"""Every built-in method from the command line: train, evaluate, render, inspect, plan and export."""
+
+import json
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from gaian_hpc.checkpoint.ply import read_gaussian_ply
+from gaian_hpc.cli import main
+from gaian_hpc.data.synthetic import write_moving
+
+METHODS = ("gaussian3d", "gaussian4d")
+
+
+@pytest.fixture(scope="module")
+def moving(tmp_path_factory):
+    """A scene of twelve 64 × 48 pictures at four times; not to be written to."""
+    return write_moving(tmp_path_factory.mktemp("moving") / "scene", n_times=4, n_cameras=3, width=64, height=48,
+                        n_points=600, spacing=5.0)
+
+
+def call(capsys, *words):
+    """Run a command that must succeed and return what it printed."""
+    capsys.readouterr()
+    assert main([str(word) for word in words]) == 0
+    return capsys.readouterr().out
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_a_method_trains_and_is_looked_at_by_all_jobs(moving, tmp_path, capsys, method):
+    run, ply = tmp_path / "run", tmp_path / "points.ply"
+    call(capsys, "train", moving, "-o", run, "--method", method, "--steps", 12, "--threads", 1)
+    scores = json.loads(call(capsys, "evaluate", run, "--json"))
+    assert scores["psnr"] > 5
+    call(capsys, "render", run, "-o", tmp_path / "pictures")
+    pictures = [np.asarray(Image.open(p)) for p in sorted((tmp_path / "pictures").glob("*.png"))]
+    assert len(pictures) == len(scores["views"]) and max(p.std() for p in pictures) > 5
+    assert json.loads(call(capsys, "inspect", run, "--json"))["method"] == method
+    call(capsys, "plan", moving, "--method", method, "--ranks", 4, "--hosts", 2)
+    times = ["--time", 0.5] if method == "gaussian4d" else []
+    call(capsys, "export", run, "-o", ply, *times)
+    raw = read_gaussian_ply(ply)
+    assert 0 < len(raw["means"]) <= scores["n_points"] and all(np.isfinite(x).all() for x in raw.values())
+
+
+def test_what_a_method_cannot_do_is_told_by_its_name(moving, city, tmp_path, capsys):
+    run = tmp_path / "run"
+    call(capsys, "train", moving, "-o", run, "--method", "gaussian4d", "--steps", 2, "--threads", 1)
+    for words, complaint in (
+            (["export", run, "-o", tmp_path / "a.ply"], "'gaussian4d' change in time; say with --time"),
+            (["train", city, "-o", tmp_path / "b", "--method", "gaussian4d", "--steps", 2],
+             "method 'gaussian4d' needs the time of every view"),
+            (["train", moving, "-o", run, "--method", "gaussian3d", "--steps", 4, "--resume"], "method"),
+            (["train", moving, "-o", tmp_path / "c", "--method", "gausian4d"], "did you mean 'gaussian4d'?")):
+        capsys.readouterr()
+        assert main([str(word) for word in words]) != 0
+        error = capsys.readouterr().err.strip().splitlines()[-1]
+        assert complaint in error, error
+    call(capsys, "train", moving, "-o", tmp_path / "d", "--method", "gaussian3d", "--steps", 2, "--threads", 1)
+    assert main(["export", str(tmp_path / "d"), "-o", str(tmp_path / "d.ply"), "--time", "0.5"]) != 0
+    assert "do not change in time" in capsys.readouterr().err
