@@ -35,7 +35,7 @@ radix_scatter(long long n, const unsigned* __restrict__ keys, const unsigned* __
     for (int k = lane; k < RADIX; k += WARP_SIZE) seen[warp][k] = 0;
     SYNC_WARP();
     const long long first = (long long)blockIdx.x * SORT_ITEMS + warp * (SORT_ROUNDS * WARP_SIZE) + lane;
-    int digits[SORT_ROUNDS], ranks[SORT_ROUNDS];
+    int places[SORT_ROUNDS];  // rank among the warp's pairs of one digit, and the digit, in one register
 #pragma unroll
     for (int r = 0; r < SORT_ROUNDS; ++r) {
         const long long i = first + r * WARP_SIZE;
@@ -49,8 +49,7 @@ radix_scatter(long long n, const unsigned* __restrict__ keys, const unsigned* __
             peers &= set ? with : ~with;
         }
         const lane_mask before = peers & (((lane_mask)1 << lane) - 1);
-        digits[r] = digit;
-        ranks[r] = seen[warp][digit] + POPCOUNT(before);
+        places[r] = (seen[warp][digit] + POPCOUNT(before)) * RADIX + digit;
         SYNC_WARP();  // all lanes have read before one of each digit adds
         if (valid && before == 0) seen[warp][digit] += POPCOUNT(peers);
         SYNC_WARP();
@@ -69,7 +68,8 @@ radix_scatter(long long n, const unsigned* __restrict__ keys, const unsigned* __
     for (int r = 0; r < SORT_ROUNDS; ++r) {
         const long long i = first + r * WARP_SIZE;
         if (i >= n) continue;
-        const long long to = base[digits[r]] + seen[warp][digits[r]] + ranks[r];
+        const int digit = places[r] % RADIX;
+        const long long to = base[digit] + seen[warp][digit] + places[r] / RADIX;
         keys_out[to] = keys[i];
         values_out[to] = values[i];
     }
