@@ -1,0 +1,1 @@
+"""Programs for a machine with a GPU; ``run.sh`` runs them all."""
