@@ -28,6 +28,11 @@ __device__ __forceinline__ void store3(float* rows, long long n, Vec3 p) {
     rows[3 * n] = p.x; rows[3 * n + 1] = p.y; rows[3 * n + 2] = p.z;
 }
 
+__device__ __forceinline__ Quaternion load_quaternion(const float* quats, long long n) {
+    const float4 q = reinterpret_cast<const float4*>(quats)[n];
+    return {q.x, q.y, q.z, q.w};
+}
+
 __device__ __forceinline__ Vec3 to_camera(const float* cam, Vec3 p) {
     return {cam[0] * p.x + cam[1] * p.y + cam[2] * p.z + cam[CAM_T],
             cam[3] * p.x + cam[4] * p.y + cam[5] * p.z + cam[CAM_T + 1],

@@ -2,11 +2,6 @@
 #include "common/camera.cuh"
 #include "common/sh.cuh"
 
-__device__ __forceinline__ Quaternion load_quaternion(const float* quats, long long n) {
-    const float4 q = reinterpret_cast<const float4*>(quats)[n];
-    return {q.x, q.y, q.z, q.w};
-}
-
 // Mark the points whose 1/255 box meets the picture.
 extern "C" __global__ void __launch_bounds__(256)
 visible(long long n, const float* __restrict__ cam, const float* __restrict__ means, const float* __restrict__ quats,

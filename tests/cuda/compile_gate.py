@@ -16,8 +16,9 @@ ARCHITECTURES = ("75", "80", "86", "89", "90", "100", "120")  # Turing to Blackw
 MAX_REGISTERS = 128  # at 256 threads a block, two blocks a multiprocessor; the compositor has its own
 MAX_COMPOSITOR_REGISTERS = 64  # four blocks
 MAX_SHARED = 48 << 10
+PROJECTIONS = [f"{kernel}<{d}>" for d in range(4) for kernel in ("project", "project_vjp")]
 INSTANCES = {
-    "gaussian3d/gaussian3d.cu": [f"{kernel}<{d}>" for d in range(4) for kernel in ("project", "project_vjp")],
+    "gaussian3d/gaussian3d.cu": PROJECTIONS, "gaussian4d/gaussian4d.cu": PROJECTIONS,
     "ellipses/ellipses.cu": [
         f"{kernel}<{arguments}>" for absgrad in ("false", "true") for kernel, arguments in (
             ("count_tiles", f"Ellipse<{absgrad}>"), ("emit_tiles", f"Ellipse<{absgrad}>"),

@@ -9,6 +9,7 @@ from gaian_hpc.backends.messages import pack, unpack
 from gaian_hpc.points.cuda import morton_codes
 from gaian_hpc.renderers.base import OutputGradients
 from gaian_hpc.renderers.gaussian3d import Gaussian3D
+from gaian_hpc.renderers.gaussian4d import Gaussian4D
 from gaian_hpc.training import cuda
 from tests.cuda.emulation.device import emulated_device
 
@@ -33,7 +34,15 @@ def run(sanitizer: str) -> None:
     v_splats = renderer.render_vjp(patch, splats, outputs, OutputGradients(loss.v_image))
     v_points = renderer.splat_vjp(view, table, ids, splats, v_splats)
     cuda.observe(device, view, ids, v_splats["absgrad"], 1, device.zeros(n), device.zeros(n))
+    moving = {"times": rng.random(n), "scales_t": rng.uniform(0.2, 1, n), "quats_l": rng.standard_normal((n, 4)),
+              "quats_r": rng.standard_normal((n, 4))}
+    at_times = ArrayTable({**table, **{name: device.array(x.astype(np.float32)) for name, x in moving.items()}})
+    renderer = Gaussian4D.on_device(Gaussian4D.Options(sh_degree=1), device)
+    ids = renderer.cull(view, at_times)
+    splats = renderer.splat(view, at_times, ids)
+    renderer.splat_vjp(view, at_times, ids, splats, splats)
     morton_codes(device, table["means"], np.zeros(3), np.ones(3))
+    ids = device.array(np.arange(v_points.n_rows))
     for codec in ("fp32", "fp16", "bf16", "int8"):
         data = pack(device, v_points["means"], device.array(np.arange(0, len(ids), 2)), codec)
         unpack(device, data, -(-len(ids) // 2), (3,), codec)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -68,13 +69,12 @@ def measure_scene(case: Case, renderer: Gaussian4D, prefix: str = "") -> dict[st
     return {prefix + name: x for name, x in result.items()}
 
 
-def compare_scene(case: Case) -> list[Comparison]:
-    """Return the verdict on every array that the file holds and the API gives."""
+def compare_scene(case: Case, build: Callable[[Gaussian4D.Options], Gaussian4D] = Gaussian4D) -> list[Comparison]:
+    """Return the verdict on every array that the file holds and the API gives; ``build`` makes the renderer."""
     expect_inputs(case)
-    renderer = Gaussian4D(options_of(case))
-    got = measure_scene(case, renderer)
+    got = measure_scene(case, build(options_of(case)))
     if any(name.startswith("conditional_") for name in case):
-        turned = Gaussian4D(replace(options_of(case), direction="conditional"))
+        turned = build(replace(options_of(case), direction="conditional"))
         got |= measure_scene(case, turned, "conditional_")
     verdicts = []
     for name in (n for n in case if n in got):

@@ -100,12 +100,16 @@ def _compare(case: Case, backend: str) -> list[Comparison]:
         if exact and "v_covars" in case:
             got |= gaussian3d.covariance_arrays(case)
         return gaussian3d.compare_all(case, got, costs, exact)
-    if case.kind == "gaussian4d" and backend == "cpu":
-        return gaussian4d.compare_scene(case)
-    if case.kind == "ssim":
+    if case.kind == "gaussian4d" and not exact:
+        device = device_of(backend)
+        build = gaussian4d.Gaussian4D
+        return gaussian4d.compare_scene(case, build if device is None else lambda o: build.on_device(o, device))
+    if case.kind == "ssim" and backend in ("cpu", "reference"):
         return training.compare_ssim(case, exact)
-    if case.kind == "adam" and not exact:
+    if case.kind == "adam" and backend == "cpu":
         return training.compare_adam(case)
+    if case.kind in ("ssim", "adam") and device_of(backend) is not None:
+        raise CaseError(f"{case.path}: {case.kind} has no check on a device; tests/cuda/test_phases.py has one")
     what = f"reference of {case.kind}" if exact else f"method {case.kind}"
     raise CaseError(f"{case.path}: {what} is not available")
 

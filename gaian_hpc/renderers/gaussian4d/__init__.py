@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -11,6 +12,9 @@ from ...errors import SettingsError
 from ...rng import uniform
 from ..ellipses import EllipseRenderer
 from ..sh import C0, n_coefficients
+
+if TYPE_CHECKING:
+    from ...backends.cuda import Device
 
 MAX_DEGREE = 3
 MAX_HARMONIC = 2
@@ -165,6 +169,13 @@ class Gaussian4D(EllipseRenderer):
         self.degree = options.sh_degree if degree is None else degree
         self.attributes = point_attributes(options)
 
+    @classmethod
+    def on_device(cls, options: Options, device: Device, *, absgrad: bool = False) -> Gaussian4D:
+        """Return the method on a GPU."""
+        from .cuda import CudaGaussian4D
+
+        return CudaGaussian4D(options, device, absgrad=absgrad)
+
     @property
     def degree_t(self) -> int:
         """Active harmonics of time."""
@@ -175,7 +186,7 @@ class Gaussian4D(EllipseRenderer):
         degree = min(degree, self.options.sh_degree)
         if degree == self.degree:
             return self
-        return Gaussian4D(self.options, self.backend, absgrad=self.absgrad, degree=degree)
+        return type(self)(self.options, self.backend, absgrad=self.absgrad, degree=degree)
 
     def at_step(self, step: int) -> Gaussian4D:
         """Return the renderer of a training step: the active degree rises by one every ``sh_every`` steps."""
@@ -184,7 +195,7 @@ class Gaussian4D(EllipseRenderer):
 
     def with_options(self, **changes) -> Gaussian4D:
         """Return this renderer with some options replaced."""
-        return Gaussian4D(replace(self.options, **changes), self.backend, absgrad=self.absgrad, degree=self.degree)
+        return type(self)(replace(self.options, **changes), self.backend, absgrad=self.absgrad, degree=self.degree)
 
     def split_offsets(self, points: ArrayTable, draws: np.ndarray) -> dict[str, np.ndarray]:
         """Return what standard normal ``draws`` (M, 4) of points (M, …) add to means and times, float64."""
