@@ -20,7 +20,7 @@ from gaian_hpc.placement.partition import partition
 from gaian_hpc.placement.profile import Profile, count_patches
 from gaian_hpc.placement.report import Cost, homes, measure
 from gaian_hpc.points.cells import cell_bounds, cell_of, morton_codes
-from gaian_hpc.renderers.base import PointRenderer, build_renderer
+from gaian_hpc.renderers.base import PointRenderer, build_renderer, positions
 from gaian_hpc.settings import Settings
 from gaian_hpc.training.placer import CELLS_PER_RANK
 from gaian_hpc.training.start import open_scene, start_points
@@ -140,7 +140,7 @@ def from_scene(path: Path, settings: Settings, renderer: PointRenderer, patches:
     """Return the profiles of a scene's start points over its training views and over their patches."""
     scene = open_scene(path, settings.data)
     points = start_points(scene, settings, renderer.attributes).values
-    means = points["means"]
+    means = positions(renderer, points)
     codes = morton_codes(means, means.min(axis=0), means.max(axis=0))
     bounds = cell_bounds(np.sort(codes), max(len(codes) // settings.placement.cell_points, CELLS_PER_RANK * ranks))
     views = [scene.views[i] for i in scene.train_idx.tolist()]

@@ -11,7 +11,7 @@ from numba import njit
 from ..arrays import ArrayTable, Patch, View
 from ..data.patches import make_patches
 from ..errors import PlacementError
-from ..renderers.base import PointRenderer
+from ..renderers.base import PointRenderer, positions
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,7 +155,7 @@ def count_patches(renderer: PointRenderer, points: ArrayTable, cell_idx: np.ndar
         counts.append(n * every)
         n_before += len(parts)
     key = np.concatenate(keys)
-    return Profile(np.bincount(cell_idx, minlength=n_cells), centers(points["means"], cell_idx, n_cells),
+    return Profile(np.bincount(cell_idx, minlength=n_cells), centers(positions(renderer, points), cell_idx, n_cells),
                    row_starts(key // n_cells, n_before), (key % n_cells).astype(np.int32), np.concatenate(counts),
                    np.repeat(np.arange(len(patches), dtype=np.int32), [len(parts) for parts in patches]),
                    np.array([p.width * p.height for parts in patches for p in parts], np.int64))

@@ -14,8 +14,8 @@ from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 
-from ..arrays import ArrayTable, Attribute, Field, Patch, View
-from ..errors import BackendError, SettingsError
+from ..arrays import ArrayTable, Attribute, Cloud, Field, Patch, View
+from ..errors import BackendError, GaianError, SettingsError
 
 ENTRY_POINT_GROUP = "gaian_hpc.renderers"
 
@@ -86,6 +86,124 @@ class PointRenderer(Protocol):
 
     def render_vjp(self, patch: Patch, splats: ArrayTable, outputs: Outputs, v_outputs: OutputGradients) -> ArrayTable:
         """Return ``gradient_fields``: dL/d(splat field) per splat, plus fields for density statistics."""
+
+
+class RendererHooks(Protocol):
+    """What a method may supply besides :class:`PointRenderer`; it is looked for by name.
+
+    ``needs_time`` (bool): views must have times. ``centers(points) -> (N, 3)``: where points are, for methods without
+    an attribute ``means``. ``n_split_draws``, ``split_scales`` and ``split_offsets``: how density control splits a
+    point that is no Gaussian of means, quats and scales. ``at_time(points, time)``: 3D Gaussians at a time, for export.
+    """
+
+
+def positions(renderer: PointRenderer, points: ArrayTable) -> np.ndarray:
+    """Return where points are, (N, 3) float32: the method's ``centers``, or its attribute ``means``."""
+    return renderer.centers(points) if hasattr(renderer, "centers") else points["means"]
+
+
+def check_method(renderer: PointRenderer) -> None:
+    """Check what can be checked of a method before anything runs.
+
+    Raises
+    ------
+    SettingsError
+        Names the method and the field.
+    """
+    def refuse(what: str) -> None:
+        raise SettingsError(f"method {renderer.name!r}: {what}")
+
+    for table in ("attributes", "splat_fields", "gradient_fields"):
+        names = [entry.name for entry in getattr(renderer, table)]
+        if not names:
+            refuse(f"{table} is empty")
+        for name in names:
+            if names.count(name) > 1:
+                refuse(f"{table} has {name!r} more than once")
+    for a in renderer.attributes:
+        if a.activation not in ("identity", "exp", "sigmoid"):
+            refuse(f"attribute {a.name!r} has activation {a.activation!r}; known are identity, exp and sigmoid")
+        if a.lr_scale is not None and len(a.lr_scale) != a.width:
+            refuse(f"attribute {a.name!r} has {len(a.lr_scale)} values of lr_scale for {a.width} columns")
+    means = next((a for a in renderer.attributes if a.name == "means"), None)
+    if not hasattr(renderer, "centers") and (means is None or means.shape != (3,) or means.activation != "identity"):
+        refuse("it must have an attribute 'means' of shape (3,), stored as it is, or a method centers(points)")
+
+
+def initial_values(method: str, attribute: Attribute, cloud: Cloud) -> np.ndarray:
+    """Return the stored values (N, *shape) float32 of start points.
+
+    Raises
+    ------
+    SettingsError
+        If they are of another shape or not finite; names the method and the attribute.
+    """
+    raw, n = np.asarray(attribute.init(cloud)), len(cloud.positions)
+    if raw.shape != (n, *attribute.shape):
+        raise SettingsError(f"method {method!r}: init of attribute {attribute.name!r} returns shape {raw.shape} where "
+                            f"{(n, *attribute.shape)} is expected")
+    if not np.isfinite(raw).all():
+        raise SettingsError(f"method {method!r}: init of attribute {attribute.name!r} returns values that are not "
+                            "finite")
+    return np.ascontiguousarray(raw, np.float32)
+
+
+def splat_gradients(renderer: PointRenderer, patch: Patch, splats: ArrayTable, outputs: Outputs,
+                    v_outputs: OutputGradients) -> ArrayTable:
+    """Return what ``render_vjp`` returns, checked.
+
+    Raises
+    ------
+    GaianError
+        If a field is missing, of another shape, or not finite although pixels are; names the method and the field.
+    """
+    v = renderer.render_vjp(patch, splats, outputs, v_outputs)
+    for f in renderer.gradient_fields:
+        _expect(renderer, "render_vjp", v, f.name, (splats.n_rows, *f.shape))
+        if _strays(v[f.name]) and not _strays(v_outputs.color):
+            raise GaianError(f"method {renderer.name!r}: render_vjp returns a gradient of {f.name!r} that is not "
+                             "finite")
+    return v
+
+
+def point_gradients(renderer: PointRenderer, view: View, points: ArrayTable, ids: np.ndarray, splats: ArrayTable,
+                    v_splats: ArrayTable) -> ArrayTable:
+    """Return what ``splat_vjp`` returns, checked; arguments as there.
+
+    Raises
+    ------
+    GaianError
+        If the gradient of an attribute is missing, of another shape, or not finite although those of splats are;
+        names the method and the attribute.
+    """
+    v = renderer.splat_vjp(view, points, ids, splats, v_splats)
+    for a in renderer.attributes:
+        whole = (len(ids), *a.shape)
+        _expect(renderer, "splat_vjp", v, a.name, whole, fewer=bool(a.shape))
+        if _strays(v[a.name]) and not any(_strays(x) for x in v_splats.values()):
+            bad = np.flatnonzero(~np.isfinite(v[a.name].reshape(len(ids), -1)).all(axis=1))
+            raise GaianError(f"method {renderer.name!r}: splat_vjp returns a gradient of {a.name!r} that is not "
+                             f"finite, for row {int(ids[bad[0]])} in view {view.name or view.index!r}")
+    return v
+
+
+def _strays(x: np.ndarray) -> bool:
+    """Tell whether any value is not finite. Their sum shows it, at a fraction of the cost of looking at each."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        total = np.add.reduce(x, axis=None)
+    return not np.isfinite(total) and not np.isfinite(x).all()
+
+
+def _expect(renderer: PointRenderer, where: str, v: ArrayTable, name: str, shape: tuple[int, ...],
+            fewer: bool = False) -> None:
+    """Raise unless ``v`` has ``name`` of ``shape``; with ``fewer``, the second dimension may be shorter."""
+    if name not in v:
+        raise GaianError(f"method {renderer.name!r}: {where} returns no {name!r}, only {', '.join(v)}")
+    found = v[name].shape
+    if found != shape and not (fewer and len(found) == len(shape) and found[0] == shape[0] and found[1] <= shape[1]
+                               and found[2:] == shape[2:]):
+        raise GaianError(f"method {renderer.name!r}: {where} returns {name!r} of shape {found} where {shape} is "
+                         "expected")
 
 
 def available_renderers() -> tuple[str, ...]:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ..arrays import ArrayTable, Field, View
 from ..points.store import PointStore
-from ..renderers.base import PointRenderer
+from ..renderers.base import PointRenderer, point_gradients
 from ..timing import PhaseTimer
 from .step import ViewGradients, sum_views
 from .unit import ShardUnit, Unit, splat_unit
@@ -116,7 +116,7 @@ class OwnedUnit:
                 v_splats = self._sum(wave, v, offset, taken)
                 mine = splats if len(taken) == len(rows) else splats.take(taken)
             with self._timer.region("splat_vjp"):
-                v_points = self._renderer.splat_vjp(view, self._store.values, rows[taken], mine, v_splats)
+                v_points = point_gradients(self._renderer, view, self._store.values, rows[taken], mine, v_splats)
             observe(view, rows[taken], v_splats)
             gradients.append(ViewGradients(rows[taken], v_points))
             offset += len(rows)

@@ -17,7 +17,7 @@ from ..placement.profile import Profile, count_access, merge, row_starts
 from ..placement.report import homes
 from ..points.cells import cell_bounds, cell_of, morton_codes
 from ..points.store import PointStore
-from ..renderers.base import PointRenderer
+from ..renderers.base import PointRenderer, positions
 from ..settings import Settings
 from .assign import render_work
 from .unit import Unit
@@ -182,7 +182,7 @@ class Placer:
 
     def _cells(self, n_total: int) -> tuple[np.ndarray, int]:
         """Collective. Return the Morton cell of each point of this rank, and the number of cells."""
-        means, s = self.store.raw["means"], self.settings.placement
+        means, s = positions(self.renderer, self.store.values), self.settings.placement
         inside = means[np.isfinite(means).all(axis=1)]
         edge = np.full(3, np.inf, np.float32)
         box = self.world.stack(np.stack([inside.min(axis=0, initial=np.inf) if len(inside) else edge,

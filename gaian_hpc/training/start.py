@@ -15,7 +15,7 @@ from ..data.scene import Scene, load_scene
 from ..errors import DataError, SettingsError
 from ..points.init import cloud_from_scene
 from ..points.store import PointStore
-from ..renderers.base import PointRenderer
+from ..renderers.base import PointRenderer, initial_values
 from ..schedule.graph import ViewTracks
 from ..settings import DataSettings, Settings
 
@@ -64,7 +64,8 @@ def start_points(scene: Scene, settings: Settings, attributes: tuple[Attribute, 
     rows = rows_of_rank(n, rank, size)
     mine = dataclasses.replace(cloud, positions=cloud.positions[rows], colors=cloud.colors[rows],
                                spacing=cloud.spacing[rows], ids=cloud.ids[rows])
-    return PointStore(attributes, {a.name: a.init(mine) for a in attributes}, mine.ids, n)
+    raw = {a.name: initial_values(settings.method, a, mine) for a in attributes}
+    return PointStore(attributes, raw, mine.ids, n)
 
 
 def view_tracks(scene: Scene, settings: Settings, renderer: PointRenderer) -> ViewTracks:

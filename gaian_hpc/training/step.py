@@ -11,7 +11,7 @@ from ..arrays import ArrayTable, View
 from ..data.images import PictureCache
 from ..distributed.exchange import Exchange, PatchSplats, Plan
 from ..points.store import PointStore
-from ..renderers.base import OutputGradients, Outputs, PointRenderer
+from ..renderers.base import OutputGradients, Outputs, PointRenderer, point_gradients, splat_gradients
 from ..settings import Settings
 from ..timing import PhaseTimer
 from .assign import Assigner, on_one_rank
@@ -180,7 +180,7 @@ class SynchronousExecutor:
         with self.timer.region("gather"):
             v_splats = sum_patches(shard, v, returned)
         with self.timer.region("splat_vjp"):
-            v_points = renderer.splat_vjp(view, self.store.values, rows, splats, v_splats)
+            v_points = point_gradients(renderer, view, self.store.values, rows, splats, v_splats)
         with self.timer.region("density"):
             self.density.observe(self.store, view, rows, v_splats)
         return ViewGradients(rows, v_points)
@@ -199,7 +199,7 @@ def patch_vjp(renderer: PointRenderer, unit: Unit, p: PatchSplats, outputs: Outp
     if n_views > 1:
         v_image = v_image / np.float32(n_views)
     v_alpha = alpha_gradient(v_image, backgrounds[unit.view_of(p.index)])
-    return renderer.render_vjp(unit.patches[p.index], p.table, outputs, OutputGradients(v_image, v_alpha))
+    return splat_gradients(renderer, unit.patches[p.index], p.table, outputs, OutputGradients(v_image, v_alpha))
 
 
 def sum_patches(shard: ShardUnit, v: int, returned: Sequence[ArrayTable]) -> ArrayTable:

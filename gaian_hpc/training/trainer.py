@@ -35,7 +35,7 @@ from ..distributed.exchange import Exchange
 from ..distributed.world import World
 from ..errors import GaianError, SettingsError
 from ..log import write_text
-from ..renderers.base import PointRenderer, build_renderer
+from ..renderers.base import PointRenderer, build_renderer, check_method
 from ..schedule.compiled import ScheduleSampler
 from ..settings import Settings
 from ..timing import PhaseTimer
@@ -101,6 +101,7 @@ class Trainer:
         self.renderer: PointRenderer = build_renderer(settings.method, options, settings.backend,
                                                       absgrad=settings.densify.absgrad)
         with self.world.agreed():
+            check_method(self.renderer)
             require_times(self.renderer, scene)
             self.exchange = make_exchange(self.world, self.renderer, settings)
         horizon = settings.horizon or settings.steps

@@ -1,0 +1,100 @@
+"""What a method does wrong is told by its name and the field, before it can spoil points."""
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from gaian_hpc.arrays import ArrayTable, Attribute, Cloud, Field, LearningRate, View
+from gaian_hpc.errors import GaianError, SettingsError
+from gaian_hpc.renderers.base import (
+    OutputGradients,
+    check_method,
+    initial_values,
+    point_gradients,
+    positions,
+    splat_gradients,
+)
+
+RATE = LearningRate(0.01)
+MEANS = Attribute("means", (3,), lambda c: c.positions, RATE)
+SIZES = Attribute("sizes", (), lambda c: c.spacing, RATE)
+VIEW = View(np.eye(4, dtype=np.float32), np.eye(3, dtype=np.float32), 8, 8, name="a.png")
+CLOUD = Cloud(np.zeros((5, 3), np.float32), np.zeros((5, 3), np.float32), np.ones(5, np.float32), np.arange(5))
+
+
+def method(**changes):
+    """A method that does nothing, with some parts replaced."""
+    parts = {"name": "mine", "attributes": (MEANS, SIZES), "splat_fields": (Field("at", (2,)),),
+             "gradient_fields": (Field("at", (2,)),)}
+    return SimpleNamespace(**{**parts, **changes})
+
+
+def test_a_right_table_passes():
+    check_method(method())
+    assert positions(method(), {"means": 1}) == 1
+    assert positions(method(centers=lambda points: 2), {}) == 2
+
+
+@pytest.mark.parametrize(("changes", "complaint"), [
+    ({"attributes": ()}, "attributes is empty"),
+    ({"attributes": (MEANS, SIZES, SIZES)}, "attributes has 'sizes' more than once"),
+    ({"splat_fields": (Field("at"), Field("at"))}, "splat_fields has 'at' more than once"),
+    ({"attributes": (SIZES,)}, "must have an attribute 'means'"),
+    ({"attributes": (Attribute("means", (2,), MEANS.init, RATE),)}, "must have an attribute 'means'"),
+    ({"attributes": (MEANS, Attribute("a", (), MEANS.init, RATE, "square"))}, "'a' has activation 'square'"),
+    ({"attributes": (MEANS, Attribute("a", (2,), MEANS.init, RATE, lr_scale=(1.0,)))}, "'a' has 1 values of lr_scale"),
+])
+def test_a_wrong_table_is_refused(changes, complaint):
+    with pytest.raises(SettingsError, match=f"method 'mine': .*{complaint}"):
+        check_method(method(**changes))
+
+
+@pytest.mark.parametrize(("init", "complaint"), [
+    (lambda c: np.zeros((5, 2)), r"init of attribute 'sizes' returns shape \(5, 2\) where \(5,\) is expected"),
+    (lambda c: np.full(5, np.nan), "init of attribute 'sizes' returns values that are not finite"),
+])
+def test_wrong_start_values_are_refused(init, complaint):
+    with pytest.raises(SettingsError, match=f"method 'mine': {complaint}"):
+        initial_values("mine", Attribute("sizes", (), init, RATE), CLOUD)
+    assert initial_values("mine", SIZES, CLOUD).dtype == np.float32
+
+
+def table(**arrays):
+    return ArrayTable({name: np.asarray(x, np.float32) for name, x in arrays.items()})
+
+
+@pytest.mark.parametrize(("returned", "complaint"), [
+    (table(sizes=np.zeros(4)), "splat_vjp returns no 'means', only sizes"),
+    (table(means=np.zeros((4, 3)), sizes=np.zeros((4, 1))), r"'sizes' of shape \(4, 1\) where \(4,\) is expected"),
+    (table(means=np.zeros((4, 4)), sizes=np.zeros(4)), r"'means' of shape \(4, 4\) where \(4, 3\)"),
+    (table(means=np.zeros((4, 3)), sizes=[0, 0, np.nan, 0]), "'sizes' that is not finite, for row 7 in view 'a.png'"),
+    (table(means=[[0] * 3, [0, np.inf, 0], [0] * 3, [0] * 3], sizes=np.zeros(4)),
+     "'means' that is not finite, for row 6"),
+])
+def test_wrong_gradients_of_points_are_refused(returned, complaint):
+    mine = method(splat_vjp=lambda *_: returned)
+    with pytest.raises(GaianError, match=f"method 'mine': .*{complaint}"):
+        point_gradients(mine, VIEW, None, np.array([5, 6, 7, 8]), None, table(at=np.zeros((4, 2))))
+
+
+def test_gradients_may_leave_out_trailing_columns_and_sums_may_overflow():
+    huge = table(means=np.full((4, 3), 3e38), sizes=np.zeros(4))
+    for returned in (table(means=np.zeros((4, 1)), sizes=np.zeros(4)), huge):
+        point_gradients(method(splat_vjp=lambda *_, r=returned: r), VIEW, None, np.arange(4), None,
+                        table(at=np.zeros((4, 2))))
+
+
+def test_what_is_not_finite_before_a_method_gets_it_is_not_its_fault():
+    bad = table(means=np.full((4, 3), np.nan), sizes=np.zeros(4))
+    point_gradients(method(splat_vjp=lambda *_: bad), VIEW, None, np.arange(4), None, table(at=np.full((4, 2), np.nan)))
+
+
+def test_wrong_gradients_of_splats_are_refused():
+    splats = table(at=np.zeros((4, 2)))
+    pixels = OutputGradients(np.zeros((3, 8, 8), np.float32))
+    for returned, complaint in ((table(at=np.full((4, 2), np.inf)), "render_vjp returns a gradient of 'at'"),
+                                (table(to=np.zeros((4, 2))), "render_vjp returns no 'at', only to"),
+                                (table(at=np.zeros((3, 2))), r"render_vjp returns 'at' of shape \(3, 2\)")):
+        with pytest.raises(GaianError, match=f"method 'mine': {complaint}"):
+            splat_gradients(method(render_vjp=lambda *_, r=returned: r), None, splats, None, pixels)
