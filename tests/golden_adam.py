@@ -7,14 +7,16 @@ from collections.abc import Mapping
 import numpy as np
 
 from gaian_hpc.arrays import ArrayTable, Attribute, LearningRate
+from gaian_hpc.backends.cuda import Device
 from gaian_hpc.points.store import PointStore
 from gaian_hpc.settings import OptimizerSettings
+from gaian_hpc.training.cuda import DeviceAdam
 from gaian_hpc.training.optimizer import Adam
 
 TOLERANCE = 2e-6
 
 
-def check_adam(npz: Mapping[str, np.ndarray]) -> dict[str, float]:
+def check_adam(npz: Mapping[str, np.ndarray], device: Device | None = None) -> dict[str, float]:
     """Return the largest error of every golden array relative to that array's largest entry.
 
     Parameters
@@ -22,13 +24,15 @@ def check_adam(npz: Mapping[str, np.ndarray]) -> dict[str, float]:
     npz : mapping
         ``param0`` (N, K), ``grads`` (steps, N, K), ``visible`` (steps, N), per setting ``x_lr x_beta1 x_beta2 x_eps``
         with ``x_params``, ``x_selective_params`` and last moments, and ``sched_*``.
+    device : Device, optional
+        Where the points lie; on the host by default.
     """
     errors = {}
     for prefix in sorted(name[:-len("_beta1")] for name in npz if name.endswith("_beta1")):
-        dense, store = _run(npz, prefix, "dense")
+        dense, store = _run(npz, prefix, "dense", device)
         golden = {"params": dense, "exp_avg_last": store.first_moments["x"],
                   "exp_avg_sq_last": store.second_moments["x"],
-                  "selective_params": _run(npz, prefix, "selective")[0]}
+                  "selective_params": _run(npz, prefix, "selective", device)[0]}
         errors |= {f"{prefix}_{name}": _relative(found, npz[f"{prefix}_{name}"])
                    for name, found in golden.items() if f"{prefix}_{name}" in npz}
     if "sched_lr" in npz:
@@ -38,7 +42,8 @@ def check_adam(npz: Mapping[str, np.ndarray]) -> dict[str, float]:
     return errors
 
 
-def _run(npz: Mapping[str, np.ndarray], prefix: str, kind: str) -> tuple[np.ndarray, PointStore]:
+def _run(npz: Mapping[str, np.ndarray], prefix: str, kind: str,
+         device: Device | None) -> tuple[np.ndarray, PointStore]:
     """Return the parameters after every step, and the store after the last."""
     start, grads = npz["param0"], npz["grads"]
     n, width = start.shape
@@ -47,13 +52,22 @@ def _run(npz: Mapping[str, np.ndarray], prefix: str, kind: str) -> tuple[np.ndar
                                  beta2=float(npz[f"{prefix}_beta2"]), eps=float(npz[f"{prefix}_eps"]))
     store = PointStore((attribute,), {"x": start.copy()}, np.arange(n), n)
     adam = Adam((attribute,), settings, 1.0, len(grads))
+    if device is not None:
+        adam = DeviceAdam(device, (attribute,), settings, 1.0, len(grads))
+        for group in (store.raw, store.first_moments, store.second_moments):
+            group["x"] = device.array(group["x"])
     history = []
     for step, gradient in enumerate(grads, 1):
         rows = np.flatnonzero(npz["visible"][step - 1]) if kind == "selective" else np.arange(n)
-        adam.update(store, rows, ArrayTable({"x": gradient[rows]}, len(rows)), step)
-        history.append(store.raw["x"].copy())
+        moved = gradient[rows] if device is None else device.array(gradient[rows])
+        adam.update(store, rows, ArrayTable({"x": moved}, len(rows)), step)
+        history.append(_host(store.raw["x"]).copy())
     return np.array(history), store
 
 
+def _host(x) -> np.ndarray:
+    return x.get() if hasattr(x, "get") else x
+
+
 def _relative(found: np.ndarray, golden: np.ndarray) -> float:
-    return float(np.abs(found - golden).max() / np.abs(golden).max())
+    return float(np.abs(_host(found) - golden).max() / np.abs(golden).max())

@@ -19,7 +19,7 @@
 #define TRANSMITTANCE_MIN 1e-4f
 #define BACKWARD_BATCH 32
 
-constexpr int power_of_two_above(int n) { int p = 1; while (p < n) p *= 2; return p; }
+__host__ __device__ constexpr int power_of_two_above(int n) { int p = 1; while (p < n) p *= 2; return p; }
 
 // A bit for each row of the tile that a splat can reach.
 template <class Method>

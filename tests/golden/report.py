@@ -104,12 +104,10 @@ def _compare(case: Case, backend: str) -> list[Comparison]:
         device = device_of(backend)
         build = gaussian4d.Gaussian4D
         return gaussian4d.compare_scene(case, build if device is None else lambda o: build.on_device(o, device))
-    if case.kind == "ssim" and backend in ("cpu", "reference"):
-        return training.compare_ssim(case, exact)
-    if case.kind == "adam" and backend == "cpu":
-        return training.compare_adam(case)
-    if case.kind in ("ssim", "adam") and device_of(backend) is not None:
-        raise CaseError(f"{case.path}: {case.kind} has no check on a device; tests/cuda/test_phases.py has one")
+    if case.kind == "ssim":
+        return training.compare_ssim(case, exact, device_of(backend))
+    if case.kind == "adam" and not exact:
+        return training.compare_adam(case, device_of(backend))
     what = f"reference of {case.kind}" if exact else f"method {case.kind}"
     raise CaseError(f"{case.path}: {what} is not available")
 

@@ -5,22 +5,25 @@ from __future__ import annotations
 import numpy as np
 
 from gaian_hpc.arrays import Patch, View
+from gaian_hpc.backends.cuda import Device
+from gaian_hpc.training.cuda import region_loss
 from gaian_hpc.training.loss import photometric, ssim_map
 from tests.golden_adam import TOLERANCE, check_adam
 
 from .cases import Case
 from .compare import EXACT, FLOOR_FORWARD, NO_COSTS, Comparison, Costs, compare, uniform
+from .gaussian3d import host
 
 RADIUS, SIGMA = 5, 1.5
 C1, C2 = 0.01**2, 0.03**2
 N_SINGLES = 8
 
 
-def compare_adam(case: Case) -> list[Comparison]:
+def compare_adam(case: Case, device: Device | None = None) -> list[Comparison]:
     """Compare trajectories, last moments and the learning-rate schedule with the golden ones."""
     # float32 parameters lose half a unit in the last place at every step.
     tolerance = TOLERANCE * max(1.0, np.sqrt(len(case["grads"]) / 12))
-    return [uniform(name, error, tolerance) for name, error in check_adam(case).items()]
+    return [uniform(name, error, tolerance) for name, error in check_adam(case, device).items()]
 
 
 def _filtered(x: np.ndarray) -> np.ndarray:
@@ -61,22 +64,31 @@ def measure_ssim_oracle(case: Case, image: np.ndarray, target: np.ndarray) -> di
             "ssim_valid_mean": np.mean(inner), "psnr": -10 * np.log10(np.mean((image - target) ** 2))}
 
 
-def measure_ssim(case: Case) -> dict[str, np.ndarray]:
-    """Return everything an SSIM file holds that the package gives, the whole picture taken as one patch."""
+def measure_ssim(case: Case, device: Device | None = None) -> dict[str, np.ndarray]:
+    """Return everything an SSIM file holds that the package gives, the whole picture taken as one patch.
+
+    On a ``device`` there are no maps of SSIM.
+    """
     image, target = (np.ascontiguousarray(case[name].transpose(2, 0, 1), np.float32) for name in ("image", "target"))
     _, height, width = image.shape
     patch = Patch(View(np.eye(4, dtype=np.float32), np.eye(3, dtype=np.float32), width, height), 0, 0, width, height)
     weight = case.scalar("lambda_dssim")
-    found, alone = photometric(image, target, patch, weight), photometric(image, target, patch, 1.0)
-    values = ssim_map(image, target).transpose(1, 2, 0).astype(np.float64)
+    if device is None:
+        found, alone = (photometric(image, target, patch, w) for w in (weight, 1.0))
+    else:
+        found, alone = (region_loss(device, device.array(image), device.array(target), patch, w) for w in (weight, 1.0))
     l1, ssim = found.l1 / image.size, found.ssim / image.size
-    return {"l1": l1, "ssim": ssim, "ssim_map": values, "loss": (1 - weight) * l1 + weight * (1 - ssim),
-            "g_image_ssim": -alone.v_image.transpose(1, 2, 0), "g_image_loss": found.v_image.transpose(1, 2, 0),
-            "ssim_valid_mean": values[RADIUS:-RADIUS, RADIUS:-RADIUS].mean()}
+    result = {"l1": l1, "ssim": ssim, "loss": (1 - weight) * l1 + weight * (1 - ssim),
+              "g_image_ssim": -host(alone.v_image).transpose(1, 2, 0),
+              "g_image_loss": host(found.v_image).transpose(1, 2, 0)}
+    if device is None:
+        values = ssim_map(image, target).transpose(1, 2, 0).astype(np.float64)
+        result |= {"ssim_map": values, "ssim_valid_mean": values[RADIUS:-RADIUS, RADIUS:-RADIUS].mean()}
+    return result
 
 
-def compare_ssim(case: Case, exact: bool = False) -> list[Comparison]:
-    """Compare loss, SSIM and their gradients with the golden ones."""
+def compare_ssim(case: Case, exact: bool = False, device: Device | None = None) -> list[Comparison]:
+    """Compare loss, SSIM and their gradients with the golden ones, ours of ``device`` where there is one."""
     case.expect_shapes(target=case["image"].shape, image=(*case["image"].shape[:2], 3))
     double = measure_ssim_oracle(case, case.double("image"), case.double("target"))
     if exact:
@@ -85,7 +97,7 @@ def compare_ssim(case: Case, exact: bool = False) -> list[Comparison]:
         rng = np.random.default_rng(0)
         # One factor for both pictures, so that where they are equal they remain so.
         factors = (1 + np.float32(2**-23) * rng.integers(-1, 2, (N_SINGLES, *case["image"].shape))).astype(np.float32)
-        got = measure_ssim(case)
+        got = measure_ssim(case, device)
         costs = Costs(double, [measure_ssim_oracle(case, case["image"] * f, case["target"] * f) for f in factors])
     verdicts = []
     for name in (n for n in case if n in got):
