@@ -158,40 +158,63 @@ def kernel_source(name: str) -> str:
     return text(name)
 
 
-def choose_device(n_devices: int, local_rank: int, n_local: int) -> int:
-    """Return the device of a rank of ``n_local`` on its node.
+def visible_devices() -> tuple[str, ...]:
+    """Return the PCI addresses of the GPUs that this process sees, in the order of their numbers.
 
     Raises
     ------
     BackendError
-        If there are fewer devices than ranks, or none.
+        If CuPy is missing, or there is no GPU.
     """
-    if n_devices == 0:
+    cupy = _import_cupy()
+    try:
+        n = cupy.cuda.runtime.getDeviceCount()
+    except cupy.cuda.runtime.CUDARuntimeError as error:
+        raise BackendError(f"backend cuda: no GPU can be used here ({error}); use --backend cpu") from error
+    if n == 0:
         raise BackendError("backend cuda: no GPU is visible here (see CUDA_VISIBLE_DEVICES); use --backend cpu")
-    if n_local > n_devices:
-        raise BackendError(f"backend cuda: {n_local} ranks of this node see {n_devices} GPUs; start at most one rank "
-                           "a GPU (srun --ntasks-per-node, mpiexec -ppn)")
-    return local_rank
+    return tuple(cupy.cuda.runtime.deviceGetPCIBusId(k) for k in range(n))
 
 
-def open_device(local_rank: int = 0, n_local: int = 1, *, deterministic: bool = False) -> Device:
-    """Return the GPU of a rank.
+def choose_device(seen: Sequence[tuple[str, ...]], local_rank: int) -> int:
+    """Return the number of the device of a rank, each rank's the first that it sees and no earlier one has.
+
+    So ranks that all see the same devices take them in turn, and a rank to which the launcher gave one takes that.
+
+    Parameters
+    ----------
+    seen : sequence of tuple of str
+        :func:`visible_devices` of the ranks of one host, in their order.
+    local_rank : int
+        Which of them is asked for.
+
+    Raises
+    ------
+    BackendError
+        If there are fewer devices than ranks.
+    """
+    taken: set[str] = set()
+    numbers = []
+    for devices in seen:
+        free = [device for device in devices if device not in taken]
+        if not free:
+            raise BackendError(f"backend cuda: {len(seen)} ranks of this node see {len(set().union(*seen))} GPUs; "
+                               "start at most one rank a GPU (srun --ntasks-per-node, mpiexec -ppn)")
+        taken.add(free[0])
+        numbers.append(devices.index(free[0]))
+    return numbers[local_rank]
+
+
+def open_device(number: int = 0, *, deterministic: bool = False) -> Device:
+    """Return a GPU by its number among those that this process sees.
 
     Raises
     ------
     BackendError
         If CuPy or a GPU is missing, or the GPU is older than ``MIN_CAPABILITY``.
     """
-    try:
-        import cupy
-    except ImportError as error:
-        raise BackendError("backend cuda needs CuPy: pip install 'gaian_hpc[cuda13]', or [cuda12] for a driver before "
-                           f"CUDA 13 ({error}); or use --backend cpu") from error
-    try:
-        n_devices = cupy.cuda.runtime.getDeviceCount()
-    except cupy.cuda.runtime.CUDARuntimeError as error:
-        raise BackendError(f"backend cuda: no GPU can be used here ({error}); use --backend cpu") from error
-    number = choose_device(n_devices, local_rank, n_local)
+    visible_devices()
+    cupy = _import_cupy()
     cupy.cuda.Device(number).use()
     properties = cupy.cuda.runtime.getDeviceProperties(number)
     check_capability(properties["name"].decode(), (properties["major"], properties["minor"]))
@@ -205,6 +228,15 @@ def open_device(local_rank: int = 0, n_local: int = 1, *, deterministic: bool = 
         return module
 
     return Device(cupy, compile, properties["warpSize"], deterministic)
+
+
+def _import_cupy() -> Any:
+    try:
+        import cupy
+    except ImportError as error:
+        raise BackendError("backend cuda needs CuPy: pip install 'gaian_hpc[cuda13]', or [cuda12] for a driver before "
+                           f"CUDA 13 ({error}); or use --backend cpu") from error
+    return cupy
 
 
 def check_capability(name: str, capability: tuple[int, int]) -> None:

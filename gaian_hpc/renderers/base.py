@@ -10,12 +10,15 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from importlib.metadata import entry_points
-from typing import Any, Protocol, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
 
 from ..arrays import ArrayTable, Attribute, Cloud, Field, Patch, View
 from ..errors import BackendError, GaianError, SettingsError
+
+if TYPE_CHECKING:
+    from ..backends.cuda import Device
 
 ENTRY_POINT_GROUP = "gaian_hpc.renderers"
 
@@ -228,8 +231,11 @@ def renderer_class(name: str) -> type:
     raise SettingsError(f"method {name!r} is unknown; {hint}installed methods: {', '.join(known) or 'none'}")
 
 
-def build_renderer(method: str, options: Any, backend: str, *, absgrad: bool = False) -> PointRenderer:
+def build_renderer(method: str, options: Any, backend: str, *, absgrad: bool = False,
+                   device: Device | None = None) -> PointRenderer:
     """Return method ``method`` on a backend; ``absgrad`` asks ``render_vjp`` for absolute pixel gradients.
+
+    ``device`` is the GPU to use on backend ``cuda``, by default the first.
 
     Raises
     ------
@@ -242,5 +248,5 @@ def build_renderer(method: str, options: Any, backend: str, *, absgrad: bool = F
 
         if not hasattr(cls, "on_device"):
             raise BackendError(f"method {method} has no kernels for backend cuda; use --backend cpu")
-        return cls.on_device(options, cuda.open_device(), absgrad=absgrad)
+        return cls.on_device(options, device or cuda.open_device(), absgrad=absgrad)
     return cls(options, "cpu", absgrad=True) if absgrad else cls(options, "cpu")

@@ -11,7 +11,9 @@ from typing import Any
 import numpy as np
 
 from ..arrays import ArrayTable, Patch, View
+from ..backends import cuda as backend
 from ..backends.cuda import Device
+from ..distributed.world import World
 from ..points.activation import CODES
 from ..points.store import PointStore
 from .loss import RADIUS, PatchLoss, Region
@@ -19,6 +21,23 @@ from .optimizer import Adam
 
 LOSS, POINTS = "training/loss.cu", "training/points.cu"
 _SIDE = 16
+
+
+def device_of_rank(world: World) -> Device:
+    """Collective over ``world``. Return the GPU of this rank, which no other rank of its host has.
+
+    Raises
+    ------
+    BackendError
+        If there is none; on all ranks if on one.
+    """
+    with world.agreed():
+        mine = backend.visible_devices()
+    here = world.hosts == world.hosts[world.rank]
+    seen = [devices for devices, near in zip(world.collect(mine), here, strict=True) if near]
+    with world.agreed():
+        number = backend.choose_device(seen, int(np.count_nonzero(here[:world.rank])))
+        return backend.open_device(number)
 
 
 def region_loss(device: Device, x: Any, y: Any, patch: Patch, ssim_weight: float) -> PatchLoss:

@@ -98,8 +98,13 @@ class Trainer:
                  world: World | None = None):
         self.scene, self.output, self.settings, self.options = scene, output, settings, options
         self.world = world or World()
+        device = None
+        if settings.backend == "cuda":
+            from .cuda import device_of_rank
+
+            device = device_of_rank(self.world)
         self.renderer: PointRenderer = build_renderer(settings.method, options, settings.backend,
-                                                      absgrad=settings.densify.absgrad)
+                                                      absgrad=settings.densify.absgrad, device=device)
         with self.world.agreed():
             check_method(self.renderer)
             require_times(self.renderer, scene)

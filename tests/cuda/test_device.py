@@ -27,25 +27,38 @@ def fake_cupy(n_devices: int, capability: tuple[int, int] = (9, 0)) -> types.Sim
     device = types.SimpleNamespace(use=lambda: None)
     properties = {"name": b"GPU X", "major": capability[0], "minor": capability[1], "warpSize": 32}
     runtime = types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError, getDeviceCount=count,
-                                    getDeviceProperties=lambda number: properties)
+                                    getDeviceProperties=lambda number: properties,
+                                    deviceGetPCIBusId=lambda number: f"0000:0{number}:00.0")
     return types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime, Device=lambda number: device))
 
 
-@pytest.mark.parametrize(("cupy", "place", "message"), [
-    (None, (0, 1), r"needs CuPy: pip install 'gaian_hpc\[cuda13\]'"),
-    (fake_cupy(-1), (0, 1), "no GPU can be used here .*insufficient.*--backend cpu"),
-    (fake_cupy(0), (0, 1), "no GPU is visible here"),
-    (fake_cupy(2), (2, 4), "4 ranks of this node see 2 GPUs; start at most one rank a GPU"),
-    (fake_cupy(1, (7, 0)), (0, 1), "GPU X has compute capability 7.0; at least 7.5")])
-def test_a_gpu_that_cannot_be_used_is_named(monkeypatch, cupy, place, message):
+@pytest.mark.parametrize(("cupy", "message"), [
+    (None, r"needs CuPy: pip install 'gaian_hpc\[cuda13\]'"),
+    (fake_cupy(-1), "no GPU can be used here .*insufficient.*--backend cpu"),
+    (fake_cupy(0), "no GPU is visible here"),
+    (fake_cupy(1, (7, 0)), "GPU X has compute capability 7.0; at least 7.5")])
+def test_a_gpu_that_cannot_be_used_is_named(monkeypatch, cupy, message):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
     with pytest.raises(BackendError, match=message) as error:
-        open_device(*place)
+        open_device()
     assert "\n" not in str(error.value)
 
 
-def test_a_rank_takes_the_device_of_its_number_on_the_node():
-    assert [choose_device(4, rank, 3) for rank in range(3)] == [0, 1, 2]
+@pytest.mark.parametrize(("seen", "numbers"), [
+    ([("a", "b", "c")] * 3, [0, 1, 2]),  # all see all
+    ([("a",), ("b",), ("c",)], [0, 0, 0]),  # a launcher gave one to each
+    ([("a", "b"), ("a", "b"), ("c", "d"), ("c", "d")], [0, 1, 0, 1])])
+def test_a_rank_takes_a_device_that_no_other_of_its_node_has(seen, numbers):
+    assert [choose_device(seen, rank) for rank in range(len(seen))] == numbers
+
+
+def test_more_ranks_than_devices_are_an_error_on_every_rank():
+    for rank in range(3):
+        with pytest.raises(BackendError, match="3 ranks of this node see 2 GPUs; start at most one rank a GPU"):
+            choose_device([("a", "b")] * 3, rank)
+
+
+def test_the_oldest_architecture_is_taken():
     check_capability("GPU X", (7, 5))
 
 

@@ -25,7 +25,8 @@ def city(tmp_path_factory) -> Path:
 
 def train_on(backend: str, monkeypatch, scene: Path, run: Path, changes: dict, deterministic: bool = False):
     """Train with the kernels of a backend; those of cuda on the CPU."""
-    monkeypatch.setattr(cuda, "open_device", lambda: emulated_device(deterministic=deterministic))
+    monkeypatch.setattr(cuda, "visible_devices", lambda: ("emulated",))
+    monkeypatch.setattr(cuda, "open_device", lambda number: emulated_device(deterministic=deterministic))
     return train(scene, run, {**changes, "backend": backend})
 
 

@@ -3,6 +3,7 @@
 import pytest
 
 from gaian_hpc.backends import cuda
+from gaian_hpc.distributed.world import AgreedError
 from tests.cuda.emulation.device import emulated_device
 from tests.cuda.emulation.module import COMPILER, has_compiler
 from tests.mpi.test_training import result_of, train
@@ -11,7 +12,8 @@ pytestmark = [pytest.mark.mpi, pytest.mark.skipif(not has_compiler(), reason=f"n
 
 
 def test_ranks_do_not_change_the_bits_of_deterministic_sums(world, city, shared_tmp, tmp_path_factory, monkeypatch):
-    monkeypatch.setattr(cuda, "open_device", lambda: emulated_device(deterministic=True))
+    monkeypatch.setattr(cuda, "visible_devices", lambda: tuple(f"emulated {k}" for k in range(world.size)))
+    monkeypatch.setattr(cuda, "open_device", lambda number: emulated_device(deterministic=True))
     changes, alone = {"backend": "cuda"}, None
     train(city, shared_tmp, world, changes)
     world.barrier()
@@ -22,3 +24,11 @@ def test_ranks_do_not_change_the_bits_of_deterministic_sums(world, city, shared_
         train(city, run, World(), changes)
         alone = result_of(run)
     assert result_of(shared_tmp) == world.broadcast(alone)
+
+
+def test_more_ranks_than_devices_are_told_on_all(world, city, shared_tmp, monkeypatch):
+    if world.size == 1:
+        pytest.skip("one rank has the one device")
+    monkeypatch.setattr(cuda, "visible_devices", lambda: ("emulated",))
+    with pytest.raises(AgreedError, match="ranks of this node see 1 GPUs; start at most one rank a GPU"):
+        train(city, shared_tmp, world, {"backend": "cuda"})
