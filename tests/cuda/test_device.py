@@ -10,6 +10,7 @@ from gaian_hpc.backends.cuda import check_capability, choose_device, kernel_sour
 from gaian_hpc.errors import BackendError
 from gaian_hpc.renderers import base
 from gaian_hpc.renderers.gaussian3d import Gaussian3D
+from gaian_hpc.renderers.gaussian4d import Gaussian4D
 from tests.cuda.emulation.device import CUPY_NAMES, StrictCupy, emulated_device
 
 KERNEL_FILES = sorted(p.relative_to(kernels_folder()).as_posix() for p in kernels_folder().rglob("*.cu"))
@@ -84,10 +85,11 @@ def test_a_method_without_kernels_is_named(monkeypatch):
         base.build_renderer("other", None, "cuda")
 
 
-def test_the_backend_of_a_run_is_the_gpu_it_opens(monkeypatch):
+@pytest.mark.parametrize("method", [Gaussian3D, Gaussian4D], ids=lambda method: method.name)
+def test_the_backend_of_a_run_is_the_gpu_it_opens(monkeypatch, method):
     device = emulated_device()
     monkeypatch.setattr("gaian_hpc.backends.cuda.open_device", lambda: device)
-    renderer = base.build_renderer("gaussian3d", Gaussian3D.Options(), "cuda", absgrad=True)
+    renderer = base.build_renderer(method.name, method.Options(), "cuda", absgrad=True)
     assert renderer.device is device
     assert renderer.absgrad
     at_step = renderer.at_step(0)
