@@ -10,6 +10,7 @@ from __future__ import annotations
 import difflib
 from dataclasses import dataclass
 from importlib.metadata import entry_points
+from inspect import signature
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 import numpy as np
@@ -249,4 +250,6 @@ def build_renderer(method: str, options: Any, backend: str, *, absgrad: bool = F
         if not hasattr(cls, "on_device"):
             raise BackendError(f"method {method} has no kernels for backend cuda; use --backend cpu")
         return cls.on_device(options, device or cuda.open_device(), absgrad=absgrad)
+    if absgrad and "absgrad" not in signature(cls).parameters:
+        raise SettingsError(f"method {method!r} has no absolute gradients; set densify.absgrad to false")
     return cls(options, "cpu", absgrad=True) if absgrad else cls(options, "cpu")

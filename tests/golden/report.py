@@ -11,11 +11,12 @@ import numpy as np
 
 from gaian_hpc.backends.cuda import Device, open_device
 
-from . import gaussian3d, gaussian4d, training
+from . import convex, gaussian3d, gaussian4d, training
 from .cases import Case, CaseError, load_case
 from .compare import NO_COSTS, Comparison
 
-INPUTS = re.compile(r"v_.*|f32relerr__.*|means|times|quats(_[lr])?|scales(_t)?|timestamp|time_duration|"
+INPUTS = re.compile(r"v_.*|f32relerr__.*|means|points|delta|sigma|times|quats(_[lr])?|scales(_t)?|timestamp|"
+                    r"time_duration|"
                     r"sh_degree_t|prefilter_var|rot_4d|opacities|sh|viewmat|K|background|case_labels|width|height|"
                     r"sh_degree|seed|near|far|eps2d|fragile|radii_fragile|dirs|coeffs|target|window|lambda_dssim|"
                     r"param0|grads|visible|[a-z]_(lr|beta1|beta2|eps)|sched_(steps|lr_init|lr_final|max_steps)")
@@ -100,6 +101,8 @@ def _compare(case: Case, backend: str) -> list[Comparison]:
         if exact and "v_covars" in case:
             got |= gaussian3d.covariance_arrays(case)
         return gaussian3d.compare_all(case, got, costs, exact)
+    if case.kind == "convex3d" and backend == "cpu":
+        return convex.compare_scene(case)
     if case.kind == "gaussian4d" and not exact:
         device = device_of(backend)
         build = gaussian4d.Gaussian4D

@@ -11,7 +11,7 @@ from tests.unit.runs import STEPS, edits_of, make_settings
 
 pytestmark = pytest.mark.mpi
 
-METHODS = ("gaussian3d", "gaussian4d")
+METHODS = ("gaussian3d", "gaussian4d", "convex3d")
 
 
 @pytest.fixture(scope="module")

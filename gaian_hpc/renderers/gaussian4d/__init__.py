@@ -197,7 +197,11 @@ class Gaussian4D(EllipseRenderer):
         """Return this renderer with some options replaced."""
         return type(self)(replace(self.options, **changes), self.backend, absgrad=self.absgrad, degree=self.degree)
 
-    def split_offsets(self, points: ArrayTable, draws: np.ndarray) -> dict[str, np.ndarray]:
+    def sizes(self, points: ArrayTable) -> np.ndarray:
+        """Return the largest scale in space, (N,) float32."""
+        return points["scales"].max(axis=1)
+
+    def split_offsets(self, points: ArrayTable, draws: np.ndarray, shrink: float) -> dict[str, np.ndarray]:
         """Return what standard normal ``draws`` (M, 4) of points (M, …) add to means and times, float64."""
         from .cpu import rotated
 

@@ -58,7 +58,7 @@ class GradientDensity(FixedPoints):
                  gather: Gather = one_rank, split: Split | None = None):
         super().__init__(settings.cap, seed, gather)
         self.split = split or GaussianSplit()
-        self.required = ("means", "quats", "scales", "opacities") if split is None else ("scales", "opacities")
+        self.required = ("opacities", *split.split_scales) if split else ("means", "quats", "scales", "opacities")
         self.settings = settings
         self.stop = stop
         self.extent = float(extent)
@@ -135,7 +135,7 @@ class GradientDensity(FixedPoints):
         s, values = self.settings, store.values
         limit = s.prune_scale * self.extent if s.prune_scale and step > s.reset_every else np.inf
         average = store.statistics["grad_sum"] / np.maximum(store.statistics["count"], np.float32(1))
-        scale = values["scales"].max(axis=1)
+        scale = self.split.sizes(values)
         large = scale > s.split_scale * self.extent
         # As in the paper's program, multiplied points are pruned with the others: parents of children that would go
         # at once are pruned instead.
@@ -158,7 +158,7 @@ class GradientDensity(FixedPoints):
         draws = normal(self.seed, "densify.split", step, store.ids[sources],
                        (SPLIT_CHILDREN, self.split.n_split_draws))
         draws = draws[np.arange(len(sources)), brood[moved]].astype(np.float64)
-        for name, offsets in self.split.split_offsets(values.take(sources), draws).items():
+        for name, offsets in self.split.split_offsets(values.take(sources), draws, SPLIT_SHRINK).items():
             raw[name][moved] = (raw[name][moved] + offsets).astype(np.float32)
         for name in self.split.split_scales:
             raw[name][moved] = multiplied(attribute_of(store, name), raw[name][moved], 1.0 / SPLIT_SHRINK)

@@ -12,7 +12,7 @@ from ...points.store import PointStore, activate, deactivate
 
 
 class Split(Protocol):
-    """How points of a method are split; its renderer tells, unless they are Gaussians of means, quats and scales.
+    """How large points of a method are and how they are split; its renderer tells, unless they are Gaussians.
 
     Attributes
     ----------
@@ -25,8 +25,20 @@ class Split(Protocol):
     n_split_draws: int
     split_scales: tuple[str, ...]
 
-    def split_offsets(self, points: ArrayTable, draws: np.ndarray) -> dict[str, np.ndarray]:
-        """Return what ``draws`` (M, D) float64 of the parents (M, …) add to stored values, by attribute."""
+    def sizes(self, points: ArrayTable) -> np.ndarray:
+        """Return the size (N,) float32 of each point, world units: a standard deviation, or what comes near it."""
+
+    def split_offsets(self, points: ArrayTable, draws: np.ndarray, shrink: float) -> dict[str, np.ndarray]:
+        """Return what is added to stored values of children, by attribute.
+
+        Parameters
+        ----------
+        points : table of (M, …)
+            Activated values of the parents.
+        draws : (M, D) float64
+        shrink : float
+            What a child's size is divided by.
+        """
 
 
 class GaussianSplit:
@@ -35,7 +47,11 @@ class GaussianSplit:
     n_split_draws = 3
     split_scales = ("scales",)
 
-    def split_offsets(self, points: ArrayTable, draws: np.ndarray) -> dict[str, np.ndarray]:
+    def sizes(self, points: ArrayTable) -> np.ndarray:
+        """Return the largest scale; see :class:`Split`."""
+        return points["scales"].max(axis=1)
+
+    def split_offsets(self, points: ArrayTable, draws: np.ndarray, shrink: float) -> dict[str, np.ndarray]:
         """Return offsets of the means; see :class:`Split`."""
         n_axes = points["scales"].shape[1]
         draws[:, :n_axes] *= points["scales"]

@@ -10,7 +10,7 @@ from gaian_hpc.checkpoint.ply import read_gaussian_ply
 from gaian_hpc.cli import main
 from gaian_hpc.data.synthetic import write_moving
 
-METHODS = ("gaussian3d", "gaussian4d")
+METHODS = ("gaussian3d", "gaussian4d", "convex3d")
 
 
 @pytest.fixture(scope="module")
@@ -38,6 +38,10 @@ def test_a_method_trains_and_is_looked_at_by_all_jobs(moving, tmp_path, capsys, 
     assert len(pictures) == len(scores["views"]) and max(p.std() for p in pictures) > 5
     assert json.loads(call(capsys, "inspect", run, "--json"))["method"] == method
     call(capsys, "plan", moving, "--method", method, "--ranks", 4, "--hosts", 2)
+    if method == "convex3d":
+        assert main(["export", str(run), "-o", str(ply)]) != 0
+        assert "there is no PLY layout for points of delta, opacities, points, sh, sigma" in capsys.readouterr().err
+        return
     times = ["--time", 0.5] if method == "gaussian4d" else []
     call(capsys, "export", run, "-o", ply, *times)
     raw = read_gaussian_ply(ply)

@@ -107,7 +107,7 @@ def test_children_of_a_split_are_samples_of_their_parent_in_space_and_time():
     one = some_points(renderer, n=1, dtype=np.float32)
     many = ArrayTable({name: np.repeat(x, 20000, axis=0) for name, x in one.items()})
     draws = np.random.default_rng(0).normal(size=(20000, 4))
-    offsets = renderer.split_offsets(many, draws)
+    offsets = renderer.split_offsets(many, draws, 1.6)
     found = np.cov(np.concatenate([offsets["means"], offsets["times"][:, None]], axis=1).T)
     matrix = np.empty(16)
     left, right = (cpu.unit(one[name][0].astype(np.float64))[0] for name in ("quats_l", "quats_r"))
