@@ -232,6 +232,9 @@ class ExchangeSettings:
         Cost of a byte between hosts in bytes within a host.
     views_in_flight : int
         Views of a unit, per rank, that are rendered at once; more are assigned better and need more memory.
+    publish : str
+        ``mode = replicated`` without barrier: form of what changes of points. All but ``fp32`` are lossy: they send
+        the difference to what the receiver holds, with error feedback.
     """
 
     codec: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
@@ -240,6 +243,7 @@ class ExchangeSettings:
     slack: float = ranged(1.15, 1)
     host_factor: float = ranged(4.0, 1)
     views_in_flight: int = ranged(4, 1)
+    publish: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
 
 
 @dataclass(frozen=True)
@@ -335,6 +339,10 @@ class Settings:
         Threads per rank; 0 = all cores this process may use.
     views_per_step : int
         Views of one unit (batch); learning rates and betas follow the square-root rule.
+    mode : str
+        ``sharded``: a rank holds its own points and is sent splats. ``replicated``: it also holds copies of all others
+        and renders whole views; with ``sync = barrier`` all gradients and points are exchanged every step, else
+        only what is read, and of that what has changed.
     sync : str
         ``barrier``: all ranks end a step together. ``quality``: a unit reads each point as soon as all earlier
         updates of it are done, with the same result. ``throughput``: it also reads a bounded share of points before.
@@ -358,6 +366,7 @@ class Settings:
     seed: int = ranged(0, 0, 2**63 - 1)
     threads: int = ranged(0, 0)
     views_per_step: int = ranged(1, 1)
+    mode: Literal["sharded", "replicated"] = "sharded"
     sync: Literal["barrier", "quality", "throughput"] = "barrier"
     batches: Literal["shuffled", "scheduled", "stratified"] = "shuffled"
     patch_size: int = ranged(192, 16)

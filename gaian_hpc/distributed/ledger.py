@@ -7,7 +7,8 @@ import numpy as np
 LINKS = ("self", "same_host", "other_host")
 PHASES = ("counts", "splats", "pixels", "gradients", "points")
 """What is handed over: counts of a unit's patches; splats and their ids; rendered pixels beside patch borders;
-gradients of splats; points themselves (density control, placement and migration)."""
+gradients of splats (of all points, too, in replicated mode with a barrier); points themselves (density control,
+placement, migration, and what replicated mode publishes)."""
 
 
 class Ledger:

@@ -21,3 +21,8 @@ def render_work(unit: Unit, tiles: np.ndarray) -> np.ndarray:
     """Return the work of each patch, (P,) float64, in (tile, splat) pairs."""
     pixels = np.array([p.width * p.height for p in unit.patches], np.float64)
     return tiles + PIXEL_WORK * pixels
+
+
+def by_view(unit: Unit, size: int) -> np.ndarray:
+    """Deal the views of a unit out to ``size`` ranks, each whole; return the rank of each patch."""
+    return np.array([unit.view_of(p) % size for p in range(len(unit.patches))], np.int64)

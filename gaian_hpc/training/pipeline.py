@@ -21,7 +21,7 @@ from ..data.images import PictureCache
 from ..distributed.channels import Channels, Message
 from ..distributed.codecs import codec_of, decode, encode, encoded_bytes
 from ..distributed.exchange import Exchange, id_form, split
-from ..distributed.world import PendingSum
+from ..distributed.world import PendingSum, aligned
 from ..errors import GaianError
 from ..points.store import PointStore
 from ..renderers.base import PointRenderer
@@ -34,6 +34,7 @@ from .optimizer import Adam
 from .owned import OwnedUnit, Wave
 from .pixels import background_color
 from .rendered import Outbox, RenderedUnit
+from .replica import Publisher, Replica
 from .step import StepReport, unit_loss
 from .unit import Unit, cull_rows, reach
 
@@ -89,6 +90,13 @@ class PipelinedExecutor:
         self._n_changes = 0
         self.reads = dict.fromkeys(("accepted", "delayed", "fallback"), 0)
         self._magnitude = np.full(store.n, np.inf, np.float32)
+        # In replicated mode what crosses is points, into replicas of their owners', and not splats.
+        self._publisher: Publisher | None = None
+        if settings.mode == "replicated" and self.world.size > 1:
+            codec = settings.exchange.publish
+            self._publisher = Publisher(store, self.world.size, codec)
+            self._replicas = [Replica(store.attributes, codec) for _ in range(self.world.size)]
+            self._arrived: dict[tuple[int, int, int], tuple[np.ndarray, ArrayTable, int]] = {}
 
     def segment(self, steps: Sequence[int], unit_of: Callable[[int], Sequence[View]],
                 asked_to_stop: Callable[[], bool]) -> Iterator[StepReport]:
@@ -102,6 +110,8 @@ class PipelinedExecutor:
             edit = self.density.edit(self.store, upcoming - 1) if upcoming > 1 else None
         if edit is not None:
             self.n_total = edit.n_points
+        if self._publisher is not None and (edit is not None or not self._publisher.is_current):
+            self._publisher.refresh()
         self._scopes = Scopes(self.store.n)
         if len(self._magnitude) != self.store.n or edit is not None:
             self._magnitude = np.full(self.store.n, np.inf, np.float32)
@@ -143,6 +153,10 @@ class PipelinedExecutor:
         with self.timer.region("messages"):
             messages = self.channels.pump()
         for message in messages:
+            if self._publisher is not None and message.kind == SPLATS:
+                # At once, in the order of sending, even if the unit is not in flight here yet.
+                key = (message.src, message.unit, message.part)
+                self._arrived[key] = self._replicas[message.src].take(message.data)
             self._take(message)
         moved = bool(messages)
         for flight in self._flights.values():
@@ -247,11 +261,50 @@ class PipelinedExecutor:
             flight.rendered.take_splats(dst, number, final, complete[patches],
                                         [(own.ids[own.rows[p]], own.table.take(own.rows[p])) for p in patches.tolist()])
             return
+        if self._publisher is not None:
+            self._send_points(flight, wave, dst, final, complete[patches])
+            return
         header = np.concatenate([[final], counts[patches], complete[patches]]).astype(np.int64)
         pieces = self.exchange.pack_splats(own, patches, counts, id_form(self.store.next_id))
         self.channels.post(dst, SPLATS, flight.step, number, [header.view(np.uint8), *pieces], "splats")
 
+    def _send_points(self, flight: Flight, wave: Wave, dst: int, final: bool, complete: np.ndarray) -> None:
+        """Send the points that ``dst`` reads for its views, as far as it lacks them; it splats them itself."""
+        views = [v for v in range(len(flight.unit.views)) if flight.rendered.renders[flight.unit.starts[v]] == dst]
+        read = [wave.shard.rows[v] for v in views]
+        rows = np.unique(np.concatenate(read))
+        header = np.concatenate([[final], complete]).astype(np.uint8)
+        masks = [np.packbits(np.isin(rows, r, assume_unique=True)) for r in read] if len(read) > 1 else []
+        pieces = [*self._publisher.pack(dst, rows), header, *masks]
+        self.channels.post(dst, SPLATS, flight.step, flight.n_waves - 1, pieces, "points")
+
+    def _take_points(self, flight: Flight, message: Message) -> None:
+        """Splat the points of a wave for the views that are rendered here, as their owner did."""
+        rendered, unit = flight.rendered, flight.unit
+        ids, points, at = self._arrived.pop((message.src, message.unit, message.part))
+        n_header = 1 + len(rendered.mine)
+        header = message.data[at:at + n_header].astype(bool)
+        at += aligned(n_header)
+        views = np.unique([unit.view_of(p) for p in rendered.mine.tolist()]).tolist()
+        parts = []
+        for v in views:
+            rows = np.arange(len(ids))
+            if len(views) > 1:
+                n_bytes = -(-len(ids) // 8)
+                rows = np.flatnonzero(np.unpackbits(message.data[at:at + n_bytes], count=len(ids)))
+                at += aligned(n_bytes)
+            with self.timer.region("splat"):
+                splats = rendered.renderer.splat(unit.views[v], points, rows)
+            with self.timer.region("patches"):
+                numbers = unit.patches_of(v)
+                reached, _ = reach(rendered.renderer, unit.views[v], splats, unit.patches[numbers.start:numbers.stop])
+            parts += [(ids[rows[r]], splats.take(r)) for r in reached]
+        rendered.take_splats(message.src, message.part, bool(header[0]), header[1:], parts)
+
     def _take_splats(self, flight: Flight, message: Message) -> None:
+        if self._publisher is not None:
+            self._take_points(flight, message)
+            return
         mine = flight.rendered.mine
         n = 1 + 2 * len(mine)
         header = message.data[:8 * n].view(np.int64)
@@ -345,6 +398,8 @@ class PipelinedExecutor:
         with self.timer.region("update"):
             self.density.regularize(self.store, rows, v_rows, self.n_total)
             self.optimizer.update(self.store, rows, v_rows, flight.step)
+        if self._publisher is not None and not self._whole:
+            self._publisher.change(rows)
         wave.done |= chosen
         wave.is_done = bool(wave.done.all())
         self._scopes.update(flight.step, rows)
@@ -364,6 +419,8 @@ class PipelinedExecutor:
         with self.timer.region("update"):
             self.density.after_update(self.store, step, self.optimizer.learning_rate("means", step)
                                       if "means" in self.store.raw else 0.0)
+        if self._publisher is not None and self._whole:
+            self._publisher.refresh()
         del self._flights[step]
         self._scopes.close(step)
         totals = flight.sum.value

@@ -54,7 +54,7 @@ class Placer:
         self.shares = np.full(self.world.size, 1 / self.world.size)
         self.speeds = np.ones(self.world.size)
         # With a lossy codec it matters who sends what to whom, so nothing may follow from the clock.
-        self._timed = settings.exchange.codec == "fp32" and not settings.exchange.fields
+        self._timed = settings.exchange.codec == settings.exchange.publish == "fp32" and not settings.exchange.fields
         self.homes = np.zeros(len(views), np.int64)
         self.renders_here = np.ones(len(views), bool)
         self._places = {view.index: i for i, view in enumerate(views)}

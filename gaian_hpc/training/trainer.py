@@ -39,11 +39,13 @@ from ..renderers.base import PointRenderer, build_renderer, check_method
 from ..schedule.compiled import ScheduleSampler
 from ..settings import Settings
 from ..timing import PhaseTimer
+from .assign import by_view
 from .densify import make_density
 from .journal import METRICS_NAME, Journal, read_metrics
 from .optimizer import Adam
 from .pipeline import PipelinedExecutor
 from .placer import Placer
+from .replicated import ReplicatedExecutor
 from .start import determined_points, require_times, scene_fingerprint, start_points, view_tracks
 from .step import StepReport, SynchronousExecutor
 
@@ -53,7 +55,7 @@ log = logging.getLogger(__name__)
 # (sync = throughput, pipeline.validation).
 FREE_SETTINGS = frozenset(("steps", "threads", "log_every", "checkpoint.every", "checkpoint.keep",
                            "checkpoint.compress", "data.cache_mb", "data.prefetch", "exchange.assignment",
-                           "exchange.slack", "exchange.host_factor", "exchange.views_in_flight", "sync"))
+                           "exchange.slack", "exchange.host_factor", "exchange.views_in_flight", "sync", "mode"))
 FREE_TABLES = ("placement.", "pipeline.")
 
 # Phases that a rank spends on its own points, and on patches it was given; the rest waits for others.
@@ -172,14 +174,21 @@ class Trainer:
         """Return what runs units, as ``settings.sync`` says; ``stack`` closes what it opens."""
         parts = (self.renderer, self.store, self.optimizer, self.density, pictures, self.settings, self.timer,
                  self.exchange)
+        replicated, size, n_views = self.settings.mode == "replicated", self.world.size, self.settings.views_per_step
+        if replicated and n_views < size:
+            log.warning("%d of %d ranks render nothing: replicated mode deals out whole views, and a step has %d; "
+                        "raise --views_per_step", size - n_views, size, n_views)
         if self.settings.sync == "barrier":
+            if replicated and size > 1:
+                return ReplicatedExecutor(*parts)
             return SynchronousExecutor(*parts, self.placer.assigner)
         ring = (self.settings.pipeline.window_mb << 20) // self.world.size
         channels = stack.enter_context(Channels(self.world, ring, self.exchange.ledger,
                                                 self.settings.pipeline.progress))
         log.info("windows of %.0f MiB a rank, %d units in flight", channels.window_bytes / 2**20,
                  self.settings.pipeline.units)
-        return PipelinedExecutor(*parts, channels, self.placer.predict)
+        predictor = (lambda unit: by_view(unit, size)) if replicated else self.placer.predict
+        return PipelinedExecutor(*parts, channels, predictor)
 
     def _unit(self, step: int) -> list[View]:
         """Return the views of a step, counted from 1."""
