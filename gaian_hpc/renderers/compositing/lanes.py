@@ -44,6 +44,30 @@ def from_bits(typingctx, x):
 
 
 @intrinsic
+def exponent(typingctx, x):
+    """Return e of x = m·2^e, 1 ≤ m < 2, for a normal x > 0, float32."""
+
+    def codegen(context, builder, sig, args):
+        word = ir.IntType(32)
+        high = builder.ashr(builder.bitcast(args[0], word), word(23))
+        return builder.sitofp(builder.sub(high, word(127)), ir.FloatType())
+
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
+def mantissa(typingctx, x):
+    """Return m of x = m·2^e, 1 ≤ m < 2, for a normal x > 0, float32."""
+
+    def codegen(context, builder, sig, args):
+        word = ir.IntType(32)
+        low = builder.and_(builder.bitcast(args[0], word), word(0x7FFFFF))
+        return builder.bitcast(builder.or_(low, word(0x3F800000)), ir.FloatType())
+
+    return types.float32(types.float32), codegen
+
+
+@intrinsic
 def prefetch(typingctx, table, row):
     """Ask for the first cache line of a row of a 2D array ahead of its use."""
 
@@ -62,7 +86,7 @@ def prefetch(typingctx, table, row):
     return types.void(table, row), codegen
 
 
-@register_jitable(error_model="numpy")
+@register_jitable(error_model="numpy", forceinline=True)
 def exp_nonpositive(x):
     """Return exp(x) for x ≤ 0 with a relative error below 3e-7, branch-free so that loops over pixels vectorise.
 
@@ -80,6 +104,27 @@ def exp_nonpositive(x):
     p = fma(p, f, np.float32(1.0))
     exponent = np.int32(bits(shifted) << np.int32(23))
     return from_bits(np.int32(bits(p) + exponent))
+
+
+@register_jitable(error_model="numpy", forceinline=True)
+def log_positive(x):
+    """Return the natural logarithm of a normal x > 0 to about 1e-7, branch-free (Cephes' polynomial of degree 9)."""
+    e, m = exponent(x), mantissa(x)
+    high = m > np.float32(1.41421356)
+    m = m * np.float32(0.5) if high else m
+    e = e + np.float32(1.0) if high else e
+    f = m - np.float32(1.0)
+    p = fma(np.float32(7.0376836292e-2), f, np.float32(-1.1514610310e-1))
+    p = fma(p, f, np.float32(1.1676998740e-1))
+    p = fma(p, f, np.float32(-1.2420140846e-1))
+    p = fma(p, f, np.float32(1.4249322787e-1))
+    p = fma(p, f, np.float32(-1.6668057665e-1))
+    p = fma(p, f, np.float32(2.0000714765e-1))
+    p = fma(p, f, np.float32(-2.4999993993e-1))
+    p = fma(p, f, np.float32(3.3333331174e-1))
+    z = f * f
+    y = fma(e, np.float32(-2.12194440e-4), p * f * z) - np.float32(0.5) * z
+    return fma(e, np.float32(0.693359375), f + y)
 
 
 def add(a, b):

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit, prange
 from numba.extending import register_jitable
 
-from ..compositing.lanes import bits, exp_nonpositive, fma, from_bits
+from ..compositing.lanes import exp_nonpositive, fma, log_positive
 from ..projection import direction, in_depth, to_camera, to_screen
 from ..sh import sh_basis, sh_direction_vjp
 
@@ -27,29 +27,6 @@ ABSENT = -1e9  # of c_j where a hull has fewer edges: its exponential is zero
 _ZERO, _ONE, _HALF = np.float32(0.0), np.float32(1.0), np.float32(0.5)
 _SLACK = np.float32(0.02)
 _FLAT = np.float32(1e-6)
-
-
-@register_jitable(error_model="numpy")
-def log_positive(x):
-    """Return the natural logarithm of a normal x > 0, float32 to about 1e-7 (Cephes' polynomial of degree 9)."""
-    i = bits(x)
-    e = np.float32((i >> np.int32(23)) - np.int32(127))
-    m = from_bits(np.int32((i & np.int32(0x7FFFFF)) | np.int32(0x3F800000)))
-    high = m > np.float32(1.41421356)
-    m = m * _HALF if high else m
-    e = e + _ONE if high else e
-    f = m - _ONE
-    p = fma(np.float32(7.0376836292e-2), f, np.float32(-1.1514610310e-1))
-    p = fma(p, f, np.float32(1.1676998740e-1))
-    p = fma(p, f, np.float32(-1.2420140846e-1))
-    p = fma(p, f, np.float32(1.4249322787e-1))
-    p = fma(p, f, np.float32(-1.6668057665e-1))
-    p = fma(p, f, np.float32(2.0000714765e-1))
-    p = fma(p, f, np.float32(-2.4999993993e-1))
-    p = fma(p, f, np.float32(3.3333331174e-1))
-    z = f * f
-    y = fma(e, np.float32(-2.12194440e-4), p * f * z) - _HALF * z
-    return fma(e, np.float32(0.693359375), f + y)
 
 
 @register_jitable(error_model="numpy")
@@ -91,7 +68,7 @@ def span(p, x0, x1):
     return p[1] + low - _SLACK, p[1] + high + _SLACK
 
 
-@register_jitable(error_model="numpy")
+@register_jitable(error_model="numpy", forceinline=True)
 def planes_at(p, px, py):
     """Return the six A_j at a pixel, its place about the centre, and their maximum."""
     x, y = px - p[0], py - p[1]
@@ -104,7 +81,7 @@ def planes_at(p, px, py):
     return a0, a1, a2, a3, a4, a5, x, y, max(max(max(a0, a1), max(a2, a3)), max(a4, a5))
 
 
-@register_jitable(error_model="numpy")
+@register_jitable(error_model="numpy", forceinline=True)
 def alpha(p, px, py):
     """Return o / (1 + exp(s·φ))."""
     a0, a1, a2, a3, a4, a5, _, _, top = planes_at(p, px, py)
@@ -115,7 +92,7 @@ def alpha(p, px, py):
     return p[21] * (e if x > _ZERO else _ONE) / (_ONE + e)
 
 
-@register_jitable(error_model="numpy")
+@register_jitable(error_model="numpy", forceinline=True)  # else too large to be, and the loop over pixels stays scalar
 def moments(p, px, py, g):
     """Return g, then h·φ, then h·w_j times 1, x and y for every edge; h = −g·(1 − I), w = softmax A."""
     a0, a1, a2, a3, a4, a5, dx, dy, top = planes_at(p, px, py)
