@@ -54,8 +54,8 @@ class Options:
     lr_delta: float = 5e-3
     lr_sigma: float = 4.5e-3
     opacity: float = 0.1
-    delta: float = 0.5
-    sigma: float = 0.2
+    delta: float = 0.1
+    sigma: float = 0.05
     size: float = 1.2
 
     def __post_init__(self) -> None:
