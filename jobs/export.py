@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -15,11 +14,6 @@ from gaian_hpc.errors import SettingsError
 from gaian_hpc.renderers.base import build_renderer
 
 log = logging.getLogger(__name__)
-
-
-def run(options: Any) -> int:
-    """Run the job from parsed options: ``run``, ``output`` and ``time``."""
-    return export(options.run, options.output, options.time)
 
 
 def export(run: Path | str, output: Path | str, time: float | None = None) -> int:

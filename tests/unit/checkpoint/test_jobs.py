@@ -52,7 +52,7 @@ def test_inspect_prints_a_summary_as_text_and_as_json(run, capsys):
 
 
 def test_export_writes_the_newest_points_in_id_order(run, tmp_path, capsys):
-    assert export_job.run(SimpleNamespace(run=run, output=tmp_path / "scene.ply")) == 0
+    assert export_job.export(run, tmp_path / "scene.ply") == 0
     assert "scene.ply: 50 points of step 300" in capsys.readouterr().out
     found = read_gaussian_ply(tmp_path / "scene.ply")
     wanted = take(make_state().store, slice(1, 50)).raw  # the point that is not finite was written; reading drops it
