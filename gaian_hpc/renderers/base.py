@@ -96,8 +96,9 @@ class RendererHooks(Protocol):
     """What a method may supply besides :class:`PointRenderer`; it is looked for by name.
 
     ``needs_time`` (bool): views must have times. ``centers(points) -> (N, 3)``: where points are, for methods without
-    an attribute ``means``. ``n_split_draws``, ``split_scales`` and ``split_offsets``: how density control splits a
-    point that is no Gaussian of means, quats and scales. ``at_time(points, time)``: 3D Gaussians at a time, for export.
+    an attribute ``means``. ``n_split_draws``, ``split_scales``, ``sizes`` and ``split_offsets``: how large a point is
+    that is no Gaussian of means, quats and scales, and how density control splits it. ``at_time(points, time)``: 3D
+    Gaussians at a time, for export.
     """
 
 
@@ -159,12 +160,21 @@ def splat_gradients(renderer: PointRenderer, patch: Patch, splats: ArrayTable, o
     Raises
     ------
     GaianError
-        If a field is missing, of another shape, or not finite although pixels are; names the method and the field.
+        If a field is missing, of another shape, or not finite although pixels are, or if what ``render`` returned is
+        of another shape, or not finite although splats are; names the method and the field.
     """
+    pixels_stray = _strays(v_outputs.color)
+    for name, found, shape in (("color", outputs.color, (3, patch.height, patch.width)),
+                               ("alpha", outputs.alpha, (patch.height, patch.width))):
+        if found.shape != shape:
+            raise GaianError(f"method {renderer.name!r}: render returns {name!r} of shape {found.shape} where {shape} "
+                             "is expected")
+        if pixels_stray and _strays(found) and not any(_strays(x) for x in splats.values()):
+            raise GaianError(f"method {renderer.name!r}: render returns values of {name!r} that are not finite")
     v = renderer.render_vjp(patch, splats, outputs, v_outputs)
     for f in renderer.gradient_fields:
         _expect(renderer, "render_vjp", v, f.name, (splats.n_rows, *f.shape))
-        if _strays(v[f.name]) and not _strays(v_outputs.color):
+        if _strays(v[f.name]) and not pixels_stray:
             raise GaianError(f"method {renderer.name!r}: render_vjp returns a gradient of {f.name!r} that is not "
                              "finite")
     return v

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from gaian_hpc.arrays import ArrayTable, Attribute, Cloud, Field, LearningRate, View
+from gaian_hpc.arrays import ArrayTable, Attribute, Cloud, Field, LearningRate, Patch, View
 from gaian_hpc.errors import GaianError, SettingsError
 from gaian_hpc.renderers.base import (
     OutputGradients,
+    Outputs,
     check_method,
     initial_values,
     point_gradients,
@@ -20,6 +21,8 @@ RATE = LearningRate(0.01)
 MEANS = Attribute("means", (3,), lambda c: c.positions, RATE)
 SIZES = Attribute("sizes", (), lambda c: c.spacing, RATE)
 VIEW = View(np.eye(4, dtype=np.float32), np.eye(3, dtype=np.float32), 8, 8, name="a.png")
+PATCH = Patch(VIEW, 0, 0, 8, 8)
+PIXELS = np.zeros((3, 8, 8), np.float32)
 CLOUD = Cloud(np.zeros((5, 3), np.float32), np.zeros((5, 3), np.float32), np.ones(5, np.float32), np.arange(5))
 
 
@@ -91,10 +94,28 @@ def test_what_is_not_finite_before_a_method_gets_it_is_not_its_fault():
 
 
 def test_wrong_gradients_of_splats_are_refused():
-    splats = table(at=np.zeros((4, 2)))
-    pixels = OutputGradients(np.zeros((3, 8, 8), np.float32))
+    splats, outputs = table(at=np.zeros((4, 2))), Outputs(PIXELS, PIXELS[0], {})
     for returned, complaint in ((table(at=np.full((4, 2), np.inf)), "render_vjp returns a gradient of 'at'"),
                                 (table(to=np.zeros((4, 2))), "render_vjp returns no 'at', only to"),
                                 (table(at=np.zeros((3, 2))), r"render_vjp returns 'at' of shape \(3, 2\)")):
         with pytest.raises(GaianError, match=f"method 'mine': {complaint}"):
-            splat_gradients(method(render_vjp=lambda *_, r=returned: r), None, splats, None, pixels)
+            splat_gradients(method(render_vjp=lambda *_, r=returned: r), PATCH, splats, outputs,
+                            OutputGradients(PIXELS))
+
+
+@pytest.mark.parametrize(("color", "alpha", "complaint"), [
+    (PIXELS[:, :-1], PIXELS[0], r"'color' of shape \(3, 7, 8\) where \(3, 8, 8\)"),
+    (PIXELS, PIXELS[:1], r"'alpha' of shape \(1, 8, 8\) where \(8, 8\)"),
+    (PIXELS + np.float32(np.nan), PIXELS[0], "values of 'color' that are not finite"),
+    (PIXELS, PIXELS[0] + np.float32(np.inf), "values of 'alpha' that are not finite"),
+])
+def test_wrong_pixels_are_refused(color, alpha, complaint):
+    with pytest.raises(GaianError, match=f"method 'mine': render returns {complaint}"):
+        splat_gradients(method(), PATCH, table(at=np.zeros((4, 2))), Outputs(color, alpha, {}),
+                        OutputGradients(np.full((3, 8, 8), np.nan, np.float32)))
+
+
+def test_pixels_of_splats_that_are_not_finite_are_not_the_renderers_fault():
+    bad = table(at=np.full((4, 2), np.nan))
+    splat_gradients(method(render_vjp=lambda *_: bad), PATCH, bad, Outputs(PIXELS + np.float32(np.nan), PIXELS[0], {}),
+                    OutputGradients(np.full((3, 8, 8), np.nan, np.float32)))
