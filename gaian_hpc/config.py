@@ -150,6 +150,10 @@ def typed_settings(table: Mapping[str, Any], method: str, source: str) -> tuple[
         if any(name.startswith(f"{key}.") for name in known):
             raise SettingsError(f"{source}: setting {key} is {value!r}; it must be a table, [{key}]")
         if key not in known:
+            owner = table.get("method", method)
+            if owner != method and key.startswith(f"{OPTIONS_KEY}."):
+                raise SettingsError(f"{source}: setting {key} belongs to method {owner!r}, not to {method!r}; leave "
+                                    f"out --method {method}, or use settings of its own")
             raise SettingsError(f"{source}: unknown setting {key}{_near(key, known)}")
     try:
         return _checked(parser.instantiate(parser.parse_object(dict(table))))

@@ -259,12 +259,12 @@ class Trainer:
             raise path
         if path is None:
             return None
-        n_total = read_checkpoint(path, rows=slice(0, 0), verify=False).n_total
-        rows = rows_of_rank(n_total, self.world.rank, self.world.size)
-        state = read_checkpoint(path, self.renderer.attributes, rows, verify=False)
-        if state.method != self.settings.method:
-            raise SettingsError(f"{path}: a checkpoint of method {state.method}, not {self.settings.method}; "
+        head = read_checkpoint(path, rows=slice(0, 0), verify=False)
+        if head.method != self.settings.method:
+            raise SettingsError(f"{path}: a checkpoint of method {head.method!r}, not {self.settings.method!r}; "
                                 "resume it with its own method")
+        rows = rows_of_rank(head.n_total, self.world.rank, self.world.size)
+        state = read_checkpoint(path, self.renderer.attributes, rows, verify=False)
         if state.scene_fingerprint != self.fingerprint:
             raise SettingsError(f"{path}: was trained on {state.scene_path}, whose views differ from those of "
                                 f"{self.scene.path}; resume it with its own scene and data settings")

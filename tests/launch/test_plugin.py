@@ -88,3 +88,23 @@ def test_what_this_method_has_no_way_to_do_is_told_in_one_line(plugin, city, tmp
     assert "Traceback" not in done.stdout
     done = mpich().run(1, *GAIAN, "train", city, "-o", tmp_path / "b", "--method", "discs", "--steps", 2)
     assert done.returncode != 0 and "method 'discs' is unknown" in done.stdout
+
+
+def test_a_run_of_one_method_is_not_opened_as_another(plugin, city, tmp_path):
+    run(plugin, 1, "train", city, "-o", tmp_path, *TRAIN[:2], "--steps", "1", *TRAIN[4:])
+    done = mpich().run(2, *GAIAN, "train", city, "-o", tmp_path, "--method", "gaussian3d", "--resume",
+                       environment=plugin)
+    assert done.returncode != 0 and "Traceback" not in done.stdout
+    assert "setting renderer.size belongs to method 'discs', not to 'gaussian3d'" in done.stdout
+
+
+@pytest.mark.parametrize("sync", ["barrier", "quality"])
+def test_a_gradient_that_is_wrong_ends_the_job_by_its_name(city, tmp_path, sync):
+    broken = installed("discs", tmp_path / "site")
+    module = tmp_path / "site" / "gaian_discs.py"
+    right, wrong = '"sizes": v["sigmas"] * focal[0] / z[:, 0]', '"sizes": v["sigmas"] * np.float32(np.nan)'
+    assert right in module.read_text()
+    module.write_text(module.read_text().replace(right, wrong))
+    done = mpich().run(2, *GAIAN, "train", city, "-o", tmp_path / "run", *TRAIN, "--sync", sync, environment=broken)
+    assert done.returncode != 0 and "Traceback" not in done.stdout
+    assert "method 'discs': splat_vjp returns a gradient of 'sizes' that is not finite" in done.stdout

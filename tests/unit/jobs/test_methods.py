@@ -55,7 +55,8 @@ def test_what_a_method_cannot_do_is_told_by_its_name(moving, city, tmp_path, cap
             (["export", run, "-o", tmp_path / "a.ply"], "'gaussian4d' change in time; say with --time"),
             (["train", city, "-o", tmp_path / "b", "--method", "gaussian4d", "--steps", 2],
              "method 'gaussian4d' needs the time of every view"),
-            (["train", moving, "-o", run, "--method", "gaussian3d", "--steps", 4, "--resume"], "method"),
+            (["train", moving, "-o", run, "--method", "gaussian3d", "--steps", 4, "--resume"],
+             "belongs to method 'gaussian4d', not to 'gaussian3d'"),
             (["train", moving, "-o", tmp_path / "c", "--method", "gausian4d"], "did you mean 'gaussian4d'?")):
         capsys.readouterr()
         assert main([str(word) for word in words]) != 0

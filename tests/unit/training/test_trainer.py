@@ -226,7 +226,7 @@ def test_resuming_a_copy_of_the_scene_elsewhere_is_allowed(city, straight, tmp_p
 def test_resuming_with_another_method_is_refused(city, straight, monkeypatch):
     trainer = make_trainer(city, straight("default"), resume=True)
     trainer.settings = dataclasses.replace(trainer.settings, method="gaussian2d")
-    with pytest.raises(SettingsError, match="a checkpoint of method gaussian3d, not gaussian2d; resume"):
+    with pytest.raises(SettingsError, match="a checkpoint of method 'gaussian3d', not 'gaussian2d'; resume"):
         trainer._find(True)
 
 
