@@ -58,8 +58,6 @@ class Rings(NamedTuple):
         Bytes in the ring of each source that are found whole; taken out, by Python only; told to be taken out.
     busy : (R,)
         Whether MPI still needs what was begun.
-    is_near : (R,)
-        Whether the rank is on this host.
     fault : (1,)
         Code of an MPI error.
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,7 +15,7 @@ from .base import OutputGradients, Outputs
 Tensors = dict[str, torch.Tensor]
 
 
-class TorchRenderer:
+class TorchRenderer(ABC):
     """Base of methods whose forward pass is PyTorch code; see :class:`gaian_hpc.renderers.base.PointRenderer`.
 
     A method gives ``name``, ``Options``, ``attributes``, ``splat_fields``, ``gradient_fields`` (fields of splats),
@@ -31,21 +32,21 @@ class TorchRenderer:
         """Return the renderer to use at ``step``."""
         return self
 
+    @abstractmethod
     def visible(self, view: View, points: Tensors) -> torch.Tensor:
         """Return (N,) bool: the points that ``view`` reads."""
-        raise NotImplementedError
 
+    @abstractmethod
     def splat_tensors(self, view: View, points: Tensors) -> Tensors:
         """Return ``splat_fields`` of the given points, (M, …), each independently of all others."""
-        raise NotImplementedError
 
+    @abstractmethod
     def boxes(self, view: View, splats: Tensors) -> torch.Tensor:
         """Return (M, 4) x0, y0, x1, y1 in pixels outside of which a splat adds nothing."""
-        raise NotImplementedError
 
+    @abstractmethod
     def render_tensors(self, patch: Patch, splats: Tensors) -> tuple[torch.Tensor, torch.Tensor, Tensors]:
         """Return colour (3, h, w) before the background, alpha (h, w) and further maps of ``splats`` over ``patch``."""
-        raise NotImplementedError
 
     def cull(self, view: View, points: ArrayTable) -> np.ndarray:
         """Return the ascending int64 rows of the points that ``view`` reads."""

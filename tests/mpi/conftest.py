@@ -88,3 +88,20 @@ def city(world, tmp_path_factory):
         folder = write_city(tmp_path_factory.mktemp("city") / "scene", n_views=10, width=64, height=48, n_points=600,
                             spacing=4.0)
     return world.broadcast(folder)
+
+
+@pytest.fixture(scope="session")
+def alone(world, city, tmp_path_factory):
+    """Return a function: the result of one rank, sharded and with a barrier, for some settings, computed once."""
+    known = {}
+
+    def result(changes=None, options=None):
+        from tests.mpi.test_training import result_of, train
+
+        key = repr((changes, options))
+        if key not in known and world.is_root:
+            run = tmp_path_factory.mktemp("alone")
+            train(city, run, World(), changes, options)
+            known[key] = result_of(run)
+        return world.broadcast(known.get(key))
+    return result

@@ -5,28 +5,12 @@ import pytest
 
 from gaian_hpc.checkpoint.reader import latest_checkpoint, read_checkpoint
 from gaian_hpc.checkpoint.summary import digest_of_store
-from gaian_hpc.distributed.world import World
 from tests.mpi.test_training import result_of, train
 from tests.unit.runs import STEPS, VARIANTS, edits_of, metrics_of
 
 pytestmark = pytest.mark.mpi
 
 TWO_VIEWS = {"views_per_step": 2, "patch_size": 32}
-
-
-@pytest.fixture(scope="module")
-def alone(world, city, tmp_path_factory):
-    """Return a function: the result of one rank, sharded and with a barrier, computed once."""
-    known = {}
-
-    def result(changes=None, options=None):
-        key = repr((changes, options))
-        if key not in known and world.is_root:
-            run = tmp_path_factory.mktemp("alone")
-            train(city, run, World(), changes, options)
-            known[key] = result_of(run)
-        return world.broadcast(known.get(key))
-    return result
 
 
 def sent(trainer):

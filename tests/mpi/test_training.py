@@ -34,23 +34,6 @@ def result_of(run):
     return digest_of_store(state.store), lines, state.metrics
 
 
-@pytest.fixture(scope="module")
-def alone(world, city, tmp_path_factory):
-    """Return a function: the result of one rank for some settings, computed once."""
-    known = {}
-
-    def result(changes=None, options=None):
-        key = repr((changes, options))
-        if key not in known and world.is_root:
-            from gaian_hpc.distributed.world import World
-
-            run = tmp_path_factory.mktemp("alone")
-            train(city, run, World(), changes, options)
-            known[key] = result_of(run)
-        return world.broadcast(known.get(key))
-    return result
-
-
 @pytest.mark.parametrize("name", VARIANTS)
 def test_ranks_do_not_change_the_bits(world, city, shared_tmp, alone, name):
     changes, options, edits = VARIANTS[name]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from ...arrays import ArrayTable, Attribute, Cloud, Field, LearningRate, Patch, View
 from ...errors import SettingsError
 from ..base import OutputGradients, Outputs
+from ..degrees import ProgressiveDegree
 from ..sh import C0, n_coefficients
 
 MAX_DEGREE = 3
@@ -111,7 +112,7 @@ def point_attributes(o: Options) -> tuple[Attribute, ...]:
 DEFAULT_OPTIONS = Options()
 
 
-class Convex3D:
+class Convex3D(ProgressiveDegree):
     """3D Convex Splatting on the cpu backend; see :class:`gaian_hpc.renderers.base.PointRenderer`.
 
     Parameters
@@ -137,19 +138,8 @@ class Convex3D:
         self.degree = options.sh_degree if degree is None else degree
         self.attributes = point_attributes(options)
 
-    def at_degree(self, degree: int) -> Convex3D:
-        """Return this renderer with ``degree`` active SH bands (at most ``options.sh_degree``)."""
-        degree = min(degree, self.options.sh_degree)
-        return self if degree == self.degree else Convex3D(self.options, self.backend, degree=degree)
-
-    def at_step(self, step: int) -> Convex3D:
-        """Return the renderer of a training step: the active degree rises by one every ``sh_every`` steps."""
-        every = self.options.sh_every
-        return self.at_degree(step // every if every else self.options.sh_degree)
-
-    def with_options(self, **changes) -> Convex3D:
-        """Return this renderer with some options replaced."""
-        return Convex3D(replace(self.options, **changes), self.backend, degree=self.degree)
+    def _with(self, options: Options, degree: int) -> Convex3D:
+        return Convex3D(options, self.backend, degree=degree)
 
     def centers(self, points: ArrayTable) -> np.ndarray:
         """Return the mean of each convex's points, (N, 3) float32."""

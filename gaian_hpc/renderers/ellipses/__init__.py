@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 from functools import lru_cache
+from typing import Any, Self
 
 import numpy as np
 
 from ...arrays import ArrayTable, Field, Patch, View
 from ..base import OutputGradients, Outputs
+from ..degrees import ProgressiveDegree
 
 # Gradients of colour and opacity mean the same in every view; those in pixels do not.
 GRADIENT_FIELDS = (Field("means2d", (2,), "int8"), Field("conics", (3,), "int8"), Field("depths", (), "int8"),
                    Field("opacities", (), "int8", additive=True), Field("colors", (3,), "int8", additive=True))
 
 
-class EllipseRenderer:
+class EllipseRenderer(ProgressiveDegree):
     """Base of methods that cull and project points to screen Gaussians; a method adds these and their derivative.
 
     Parameters
@@ -34,6 +36,9 @@ class EllipseRenderer:
         self.absgrad = absgrad
         self.gradient_fields = GRADIENT_FIELDS + ((Field("absgrad", (2,), "int8"),) if absgrad else ())
         self._depth = depth
+
+    def _with(self, options: Any, degree: int) -> Self:
+        return type(self)(options, self.backend, absgrad=self.absgrad, degree=degree)
 
     def footprints(self, view: View, splats: ArrayTable) -> np.ndarray:
         """Return (M, 4) float32 boxes x0, y0, x1, y1 in pixels that hold every alpha ≥ 1/255."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -127,22 +127,6 @@ class Gaussian3D(EllipseRenderer):
         from .cuda import CudaGaussian3D
 
         return CudaGaussian3D(options, device, absgrad=absgrad)
-
-    def at_degree(self, degree: int) -> Gaussian3D:
-        """Return this renderer with ``degree`` active SH bands (at most ``options.sh_degree``)."""
-        degree = min(degree, self.options.sh_degree)
-        if degree == self.degree:
-            return self
-        return type(self)(self.options, self.backend, absgrad=self.absgrad, degree=degree)
-
-    def at_step(self, step: int) -> Gaussian3D:
-        """Return the renderer of a training step: the active degree rises by one every ``sh_every`` steps."""
-        every = self.options.sh_every
-        return self.at_degree(step // every if every else self.options.sh_degree)
-
-    def with_options(self, **changes) -> Gaussian3D:
-        """Return this renderer with some options replaced."""
-        return type(self)(replace(self.options, **changes), self.backend, absgrad=self.absgrad, degree=self.degree)
 
     def cull(self, view: View, points: ArrayTable) -> np.ndarray:
         """Return the rows whose splat has alpha ≥ 1/255 inside its pixel box on the picture, ascending int64."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -180,22 +180,6 @@ class Gaussian4D(EllipseRenderer):
     def degree_t(self) -> int:
         """Active harmonics of time."""
         return self.options.sh_degree_t if self.degree == MAX_DEGREE else 0
-
-    def at_degree(self, degree: int) -> Gaussian4D:
-        """Return this renderer with ``degree`` active SH bands (at most ``options.sh_degree``)."""
-        degree = min(degree, self.options.sh_degree)
-        if degree == self.degree:
-            return self
-        return type(self)(self.options, self.backend, absgrad=self.absgrad, degree=degree)
-
-    def at_step(self, step: int) -> Gaussian4D:
-        """Return the renderer of a training step: the active degree rises by one every ``sh_every`` steps."""
-        every = self.options.sh_every
-        return self.at_degree(step // every if every else self.options.sh_degree)
-
-    def with_options(self, **changes) -> Gaussian4D:
-        """Return this renderer with some options replaced."""
-        return type(self)(replace(self.options, **changes), self.backend, absgrad=self.absgrad, degree=self.degree)
 
     def sizes(self, points: ArrayTable) -> np.ndarray:
         """Return the largest scale in space, (N,) float32."""

@@ -1,4 +1,4 @@
-"""A method written in PyTorch, hosted through the adapter: derivatives, and training on two shards' worth of ranks."""
+"""A method written in PyTorch, hosted through the adapter: derivatives, and training."""
 
 from dataclasses import dataclass
 
