@@ -11,14 +11,14 @@ import numpy as np
 
 from gaian_hpc.backends.cuda import Device, open_device
 
-from . import convex, gaussian3d, gaussian4d, training
+from . import convex, gaussian2d, gaussian3d, gaussian4d, training
 from .cases import Case, CaseError, load_case
 from .compare import NO_COSTS, Comparison
 
 INPUTS = re.compile(r"v_.*|f32relerr__.*|means|points|delta|sigma|times|quats(_[lr])?|scales(_t)?|timestamp|"
                     r"time_duration|"
                     r"sh_degree_t|prefilter_var|rot_4d|opacities|sh|viewmat|K|background|case_labels|width|height|"
-                    r"sh_degree|seed|near|far|eps2d|fragile|radii_fragile|dirs|coeffs|target|window|lambda_dssim|"
+                    r"sh_degree|seed|near|far|eps2d|fragile|radii_fragile|tile_sensitive|isect_before_near|dirs|coeffs|target|window|lambda_dssim|"
                     r"param0|grads|visible|[a-z]_(lr|beta1|beta2|eps)|sched_(steps|lr_init|lr_final|max_steps)")
 # What measures a kind of case, and how many float32 runs of the oracle say what float32 costs there.
 MEASURES = {"gaussian3d scene": (gaussian3d.measure_scene, 3),
@@ -103,6 +103,8 @@ def _compare(case: Case, backend: str) -> list[Comparison]:
         return gaussian3d.compare_all(case, got, costs, exact)
     if case.kind == "convex3d" and backend == "cpu":
         return convex.compare_scene(case)
+    if case.kind == "gaussian2d" and backend == "cpu":
+        return gaussian2d.compare_scene(case)
     if case.kind == "gaussian4d" and not exact:
         device = device_of(backend)
         build = gaussian4d.Gaussian4D

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -12,6 +13,9 @@ from ...errors import SettingsError
 from ..base import OutputGradients, Outputs
 from ..degrees import ProgressiveDegree
 from ..sh import C0, n_coefficients
+
+if TYPE_CHECKING:
+    from ..compositing.cpu import Compositor
 
 MAX_DEGREE = 3
 
@@ -205,55 +209,36 @@ class Convex3D(ProgressiveDegree):
 
     def render(self, patch: Patch, splats: ArrayTable) -> Outputs:
         """Composite splats, sorted by point id, over a patch."""
-        from ..compositing.binning import aligned_rows
         from . import cpu
 
-        compositor, bin_splats = _build_kernels(3 + self.options.depth)
-        table = aligned_rows(splats.n_rows, cpu.N_COLUMNS)
+        compositor = _build_compositor(3 + self.options.depth)
+        table = compositor.table(splats.n_rows)
         cpu.pack(splats["centers2d"], splats["edges"], splats["sharpness"], splats["opacities"], splats["colors"],
                  splats["depths"], table)
-        lists = bin_splats(patch, splats["depths"], self.footprints(patch.view, splats), table)
-        planes = np.empty((compositor.n_channels, patch.height, patch.width), np.float32)
-        transmittance = np.empty((patch.height, patch.width), np.float32)
-        last = np.empty((patch.height, patch.width), np.int32)
-        compositor.forward(lists.shares, lists.offsets, lists.items, lists.n_x, patch.x0, patch.y0, table, planes,
-                           transmittance, last)
-        maps = {"depth": planes[3]} if self.options.depth else {}
-        return Outputs(planes[:3], 1 - transmittance, maps, (lists, table, transmittance, last))
+        c = compositor.composite(patch, splats["depths"], self.footprints(patch.view, splats), table)
+        return Outputs(c.planes[:3], 1 - c.transmittance, {"depth": c.planes[3]} if self.options.depth else {}, c)
 
     def render_vjp(self, patch: Patch, splats: ArrayTable, outputs: Outputs, v_outputs: OutputGradients) -> ArrayTable:
         """Return gradients of the splat fields, and ``means2d`` (M, 2), that of a shift of the whole splat."""
-        from ..compositing.cpu import sum_slots
         from . import cpu
 
-        compositor, _ = _build_kernels(3 + self.options.depth)
-        lists, table, transmittance, last = outputs.saved
-        v_planes = v_outputs.color
+        v_planes = [(3, v_outputs.color)]
         if self.options.depth:
-            v_depth = (v_outputs.maps or {}).get("depth")
-            v_planes = np.concatenate([v_planes, np.zeros((1, *last.shape), np.float32) if v_depth is None
-                                       else v_depth[None]])
-        v_alpha = np.zeros(last.shape, np.float32) if v_outputs.alpha is None else v_outputs.alpha
-        width = compositor.n_moments + compositor.n_channels
-        per_pair = np.empty((len(lists.items), width), np.float32)
-        compositor.backward(lists.shares, lists.offsets, lists.items, lists.slots, lists.n_x, patch.x0, patch.y0,
-                            table, np.ascontiguousarray(v_planes), np.ascontiguousarray(v_alpha), transmittance, last,
-                            per_pair)
-        sums = np.empty((splats.n_rows, width), np.float32)
-        sum_slots(lists.starts, per_pair, sums)
+            v_planes.append((1, (v_outputs.maps or {}).get("depth")))
+        sums = _build_compositor(3 + self.options.depth).gradients(outputs.saved, v_planes, v_outputs.alpha)
         v = {f.name: np.empty((splats.n_rows, *f.shape), np.float32) for f in self.gradient_fields}
-        cpu.finish(table, sums, v["edges"], v["sharpness"], v["opacities"], v["colors"], v["depths"], v["means2d"])
+        cpu.finish(outputs.saved.table, sums, v["edges"], v["sharpness"], v["opacities"], v["colors"], v["depths"], v["means2d"])
         return ArrayTable(v, splats.n_rows)
 
 
 @lru_cache
-def _build_kernels(n_channels: int):
+def _build_compositor(n_channels: int) -> Compositor:
     from ..compositing import binning, lanes
     from ..compositing import cpu as compositing
     from ..stamp import source_stamp
     from . import cpu
 
     stamp = source_stamp(cpu, lanes, compositing, binning)
-    compositor = compositing.make_compositor(cpu.load, cpu.span, cpu.alpha, cpu.moments, cpu.N_GEOMETRY, cpu.N_MOMENTS,
-                                             n_channels, stamp)
-    return compositor, binning.make_binner(cpu.load, cpu.span, stamp)
+    return compositing.make_compositor(
+        cpu.load, cpu.span, cpu.alpha, compositing.constant_features, compositing.terms_of(cpu.moments),
+        n_geometry=cpu.N_GEOMETRY, n_moments=cpu.N_MOMENTS, n_features=n_channels, n_channels=n_channels, stamp=stamp)

@@ -17,7 +17,6 @@ from ..sh import sh_basis, sh_direction_vjp
 
 N_EDGES = 6
 N_GEOMETRY = 23  # centre (2), edges (6 × 3), sharpness, opacity, φ where alpha falls to 1/255
-N_COLUMNS = 32
 N_MOMENTS = 2 + 3 * N_EDGES
 Z_MIN = 1e-3  # a convex with a vertex this near the camera's plane is left out
 RADIUS_MAX = 1e4  # pixels; as the released code

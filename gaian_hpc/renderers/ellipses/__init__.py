@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
 from ...arrays import ArrayTable, Field, Patch, View
 from ..base import OutputGradients, Outputs
 from ..degrees import ProgressiveDegree
+
+if TYPE_CHECKING:
+    from ..compositing.cpu import Compositor
 
 # Gradients of colour and opacity mean the same in every view; those in pixels do not.
 GRADIENT_FIELDS = (Field("means2d", (2,), "int8"), Field("conics", (3,), "int8"), Field("depths", (), "int8"),
@@ -47,57 +50,36 @@ class EllipseRenderer(ProgressiveDegree):
 
     def render(self, patch: Patch, splats: ArrayTable) -> Outputs:
         """Composite splats, sorted by point id, over a patch."""
-        from ..compositing.binning import aligned_rows
         from . import cpu
 
-        compositor, bin_splats = self._kernels
-        n_channels = compositor.n_channels
-        table = aligned_rows(splats.n_rows, cpu.N_COLUMNS)
+        table = self._compositor.table(splats.n_rows)
         cpu.pack(splats["means2d"], splats["conics"], splats["depths"], splats["colors"], splats["opacities"], table)
-        lists = bin_splats(patch, splats["depths"], self.footprints(patch.view, splats), table)
-        planes = np.empty((n_channels, patch.height, patch.width), np.float32)
-        transmittance = np.empty((patch.height, patch.width), np.float32)
-        last = np.empty((patch.height, patch.width), np.int32)
-        compositor.forward(lists.shares, lists.offsets, lists.items, lists.n_x, patch.x0, patch.y0, table, planes,
-                           transmittance, last)
-        maps = {"depth": planes[3]} if n_channels == 4 else {}
-        return Outputs(planes[:3], 1 - transmittance, maps, (lists, table, transmittance, last))
+        c = self._compositor.composite(patch, splats["depths"], self.footprints(patch.view, splats), table)
+        return Outputs(c.planes[:3], 1 - c.transmittance, {"depth": c.planes[3]} if self._depth else {}, c)
 
     def render_vjp(self, patch: Patch, splats: ArrayTable, outputs: Outputs, v_outputs: OutputGradients) -> ArrayTable:
         """Return gradients of the splat fields, and ``absgrad`` (M, 2) where it was asked for."""
-        from ..compositing.cpu import sum_slots
         from . import cpu
 
-        compositor, _ = self._kernels
-        lists, table, transmittance, last = outputs.saved
-        v_planes = v_outputs.color
-        if compositor.n_channels == 4:
-            v_depth = (v_outputs.maps or {}).get("depth")
-            v_planes = np.concatenate([v_planes, np.zeros((1, *last.shape), np.float32) if v_depth is None
-                                       else v_depth[None]])
-        v_alpha = np.zeros(last.shape, np.float32) if v_outputs.alpha is None else v_outputs.alpha
-        width = compositor.n_moments + compositor.n_channels
-        per_pair = np.empty((len(lists.items), width), np.float32)
-        compositor.backward(lists.shares, lists.offsets, lists.items, lists.slots, lists.n_x, patch.x0, patch.y0,
-                            table, np.ascontiguousarray(v_planes), np.ascontiguousarray(v_alpha),
-                            transmittance, last, per_pair)
-        sums = np.empty((splats.n_rows, width), np.float32)
-        sum_slots(lists.starts, per_pair, sums)
+        v_planes = [(3, v_outputs.color)]
+        if self._depth:
+            v_planes.append((1, (v_outputs.maps or {}).get("depth")))
+        sums = self._compositor.gradients(outputs.saved, v_planes, v_outputs.alpha)
         v = {f.name: np.empty((splats.n_rows, *f.shape), np.float32) for f in self.splat_fields if f.name != "radii"}
         absgrad = np.empty((splats.n_rows if self.absgrad else 0, 2), np.float32)
-        cpu.finish(table, sums, compositor.n_moments, v["means2d"], v["conics"], v["opacities"], v["colors"],
+        cpu.finish(outputs.saved.table, sums, self._compositor.n_moments, v["means2d"], v["conics"], v["opacities"], v["colors"],
                    v["depths"], absgrad)
         if self.absgrad:
             v["absgrad"] = absgrad
         return ArrayTable(v, splats.n_rows)
 
     @property
-    def _kernels(self):
-        return _build_kernels(self.absgrad, 3 + self._depth)
+    def _compositor(self) -> Compositor:
+        return _build_compositor(self.absgrad, 3 + self._depth)
 
 
 @lru_cache
-def _build_kernels(absgrad: bool, n_channels: int):
+def _build_compositor(absgrad: bool, n_channels: int) -> Compositor:
     from ..compositing import binning, lanes
     from ..compositing import cpu as compositing
     from ..stamp import source_stamp
@@ -105,6 +87,6 @@ def _build_kernels(absgrad: bool, n_channels: int):
 
     stamp = source_stamp(cpu, lanes, compositing, binning)
     moments, n_moments = (cpu.moments_absgrad, 8) if absgrad else (cpu.moments, 6)
-    compositor = compositing.make_compositor(cpu.load, cpu.span, cpu.alpha, moments, cpu.N_GEOMETRY, n_moments,
-                                             n_channels, stamp)
-    return compositor, binning.make_binner(cpu.load, cpu.span, stamp)
+    return compositing.make_compositor(
+        cpu.load, cpu.span, cpu.alpha, compositing.constant_features, compositing.terms_of(moments),
+        n_geometry=cpu.N_GEOMETRY, n_moments=n_moments, n_features=n_channels, n_channels=n_channels, stamp=stamp)

@@ -11,7 +11,6 @@ from numba.extending import register_jitable
 
 from ..compositing.lanes import exp_nonpositive, fma
 
-N_COLUMNS = 16  # geometry, colour and depth of a splat: one cache line
 N_GEOMETRY = 12  # mean (2), conic (3), opacity, and six numbers of the ellipse alpha = 1/255
 
 _ZERO = np.float32(0.0)
