@@ -50,5 +50,5 @@ def export(run: Path | str, output: Path | str, time: float | None = None) -> in
     if n_bad:
         log.warning("%s: %d values are not finite and are written as they are", output, n_bad)
     export_points(output, raw)
-    print(f"{output}: {len(raw['means'])} points of step {state.step}, {output.stat().st_size} bytes")
+    print(f"{output}: {len(raw['opacities'])} points of step {state.step}, {output.stat().st_size} bytes")
     return 0

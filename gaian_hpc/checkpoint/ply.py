@@ -25,6 +25,7 @@ _SIZES = {"char": 1, "uchar": 1, "int8": 1, "uint8": 1, "short": 2, "ushort": 2,
 _COLOR_SCALES = {"u1": 255.0, "u2": 65535.0}
 _GAUSSIAN_MARKS = ("f_dc_0", "opacity", "scale_0", "rot_0")
 _GAUSSIAN_NAMES = frozenset(("means", "quats", "scales", "opacities", "sh"))
+_CONVEX_NAMES = frozenset(("points", "delta", "sigma", "opacities", "sh"))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,8 @@ class GaussianStart:
     Attributes
     ----------
     raw : dict of str to (N, ...) float32
-        Stored values by attribute name: ``means`` (N, 3), ``quats`` (N, 4) wxyz, ``scales`` (N, 3) logarithms,
+        Stored values by attribute name: ``means`` (N, 3), ``quats`` (N, 4) wxyz, ``scales`` (N, 3) or, of
+        flat Gaussians, (N, 2) logarithms,
         ``opacities`` (N,) logits, ``sh`` (N, K, 3) with K = 1, 4, 9 or 16.
     """
 
@@ -63,10 +65,13 @@ def export_points(path: Path | str, raw: Mapping[str, np.ndarray]) -> None:
     GaianError
         If no layout is known for these attributes, or the file cannot be written.
     """
-    if set(raw) != _GAUSSIAN_NAMES:
-        raise GaianError(f"{path}: there is no PLY layout for points of {', '.join(sorted(raw))} (known: "
-                         f"{', '.join(sorted(_GAUSSIAN_NAMES))}); use the checkpoint itself")
-    write_gaussian_ply(path, raw)
+    for names, write in ((_GAUSSIAN_NAMES, write_gaussian_ply), (_CONVEX_NAMES, write_convex_ply)):
+        if set(raw) == names:
+            write(path, raw)
+            return
+    known = " or ".join(", ".join(sorted(names)) for names in (_GAUSSIAN_NAMES, _CONVEX_NAMES))
+    raise GaianError(f"{path}: there is no PLY layout for points of {', '.join(sorted(raw))} (known: {known}); use the "
+                     "checkpoint itself")
 
 
 def write_gaussian_ply(path: Path | str, raw: Mapping[str, np.ndarray]) -> None:
@@ -86,12 +91,43 @@ def write_gaussian_ply(path: Path | str, raw: Mapping[str, np.ndarray]) -> None:
     GaianError
         If the file cannot be written.
     """
+    _write_columns(path, raw["means"], raw, [(_numbered("scale", raw["scales"].shape[1]), raw["scales"]),
+                                             (_numbered("rot", 4), raw["quats"])])
+
+
+def write_convex_ply(path: Path | str, raw: Mapping[str, np.ndarray]) -> None:
+    """Write convexes, binary little-endian float32: columns as of 3DGS, then what makes a convex.
+
+    ``x y z`` is the mean of a convex's points, rounded to float32; ``nx ny nz`` are zero; colour and opacity are as in
+    :func:`write_gaussian_ply`. Then come ``log_delta`` (smoothness), ``log_sigma`` (sharpness) and the points,
+    ``px_0 py_0 pz_0 px_1 …``, in world units.
+
+    Parameters
+    ----------
+    path : path
+        Written beside and renamed when complete.
+    raw : mapping of str to (N, ...) float32
+        Stored values: ``points`` (N, K, 3), ``delta`` and ``sigma`` (N,) logarithms, ``opacities`` (N,) logits, ``sh``.
+
+    Raises
+    ------
+    GaianError
+        If the file cannot be written.
+    """
+    n, k, _ = raw["points"].shape
+    _write_columns(path, raw["points"].mean(axis=1), raw, [
+        (("log_delta",), raw["delta"].reshape(n, 1)), (("log_sigma",), raw["sigma"].reshape(n, 1)),
+        (tuple(f"p{axis}_{i}" for i in range(k) for axis in "xyz"), raw["points"].reshape(n, 3 * k))])
+
+
+def _write_columns(path: Path | str, positions: np.ndarray, raw: Mapping[str, np.ndarray],
+                   shape: list[tuple[tuple[str, ...], np.ndarray]]) -> None:
+    """Write position, colour and opacity in the order of 3DGS, and then the columns of ``shape``."""
     n, n_coefficients, _ = raw["sh"].shape
     rest = np.transpose(raw["sh"][:, 1:], (0, 2, 1)).reshape(n, 3 * (n_coefficients - 1))
-    groups = [(("x", "y", "z"), raw["means"]), (("nx", "ny", "nz"), np.zeros((n, 3), np.float32)),
+    groups = [(("x", "y", "z"), positions), (("nx", "ny", "nz"), np.zeros((n, 3), np.float32)),
               (_numbered("f_dc", 3), raw["sh"][:, 0]), (_numbered("f_rest", rest.shape[1]), rest),
-              (("opacity",), raw["opacities"].reshape(n, 1)),
-              (_numbered("scale", raw["scales"].shape[1]), raw["scales"]), (_numbered("rot", 4), raw["quats"])]
+              (("opacity",), raw["opacities"].reshape(n, 1)), *shape]
     vertex = np.empty(n, [(name, "<f4") for names, _ in groups for name in names])
     for names, columns in groups:
         for i, name in enumerate(names):
@@ -119,14 +155,13 @@ def read_gaussian_ply(path: Path | str) -> dict[str, np.ndarray]:
     if n_rest not in (0, 9, 24, 45):
         raise FormatError(f"{path}: has {n_rest} properties f_rest_* (0, 9, 24 or 45 make SH degree 0 to 3); export it "
                           f"again")
-    if "scale_2" not in present and "scale_1" in present:
-        raise FormatError(f"{path}: holds flat (2D) Gaussians with two scales; three are needed, use a 3DGS file")
+    n_scales = 2 if "scale_2" not in present and "scale_1" in present else 3
     sh = np.empty((len(vertex), 1 + n_rest // 3, 3), np.float32)
     sh[:, 0] = _columns(path, vertex, _numbered("f_dc", 3))
     rest = _columns(path, vertex, _numbered("f_rest", n_rest)).reshape(len(vertex), 3, n_rest // 3)
     sh[:, 1:] = rest.transpose(0, 2, 1)
     raw = {"means": _columns(path, vertex, ("x", "y", "z")), "quats": _columns(path, vertex, _numbered("rot", 4)),
-           "scales": _columns(path, vertex, _numbered("scale", 3)),
+           "scales": _columns(path, vertex, _numbered("scale", n_scales)),
            "opacities": _columns(path, vertex, ("opacity",))[:, 0], "sh": sh}
     usable = np.any(raw["quats"] != 0, axis=1)
     for values in raw.values():

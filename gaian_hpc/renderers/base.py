@@ -50,7 +50,7 @@ class Outputs:
 class OutputGradients:
     """Gradients of a scalar with respect to :class:`Outputs`; ``None`` means zero."""
 
-    color: np.ndarray
+    color: np.ndarray | None
     alpha: np.ndarray | None = None
     maps: dict[str, np.ndarray] | None = None
 
@@ -99,7 +99,20 @@ class RendererHooks(Protocol):
     an attribute ``means``. ``n_split_draws``, ``split_scales``, ``sizes`` and ``split_offsets``: how large a point is
     that is no Gaussian of means, quats and scales, and how density control splits it. ``at_time(points, time)``: 3D
     Gaussians at a time, for export.
+
+    ``loss_maps`` (tuple of :class:`~gaian_hpc.arrays.Field`): outputs (``alpha`` or maps) that a loss of the method's
+    own reads; with it comes ``map_loss(patch, outputs, planes, origin, mask) -> (total, OutputGradients)``, the sum of
+    that loss over a patch's pixels and the gradient, by the patch's outputs (``color`` zero or ``None``), of its sum
+    over the whole view. ``planes`` (c, h, w) float32 are the fields one after another on the patch and a margin of
+    up to 10 pixels around it that its neighbours rendered, ``origin`` the pixel (x, y) of the view where they begin,
+    and ``mask`` (h, w) bool, or ``None``, tells which of them count. The runtime divides by the view's pixels.
+    ``with_maps()``: the method with all its maps, for pictures of them.
     """
+
+
+def loss_planes(renderer: PointRenderer) -> int:
+    """Return how many planes of a patch the loss reads: the picture's three, and those of the method's own loss."""
+    return 3 + sum(f.width for f in getattr(renderer, "loss_maps", ()))
 
 
 def positions(renderer: PointRenderer, points: ArrayTable) -> np.ndarray:

@@ -15,6 +15,12 @@ from .loss import Region
 from .unit import Unit
 
 PIXELS = Field("pixels", (3,), "fp16")
+MAPS = Field("maps")  # depths and the like, whose differences matter: as they are
+
+
+def pixel_codec(n_planes: int, codec: str) -> str:
+    """Return how margins of ``n_planes`` planes cross in a run with ``codec``."""
+    return codec_of(PIXELS if n_planes == PIXELS.width else MAPS, codec)
 
 
 @lru_cache(maxsize=64)
@@ -49,18 +55,20 @@ def unit_neighbours(unit: Unit) -> np.ndarray:
     return np.concatenate(parts)
 
 
-def exchange_margins(exchange: Exchange, plan: Plan, unit: Unit, images: Mapping[int, np.ndarray],
+def exchange_margins(exchange: Exchange, plan: Plan, unit: Unit, images: Mapping[int, np.ndarray], n_planes: int,
                      codec: str) -> dict[int, np.ndarray]:
-    """Collective. Return, for each patch rendered here, its region (3, h, w) float32 with its neighbours' pixels.
+    """Collective. Return, for each patch rendered here, its region (c, h, w) float32 with its neighbours' pixels.
 
     Parameters
     ----------
-    images : mapping of int to (3, h, w) float32
+    images : mapping of int to (c, h, w) float32
         The patches rendered here, by their number within the unit.
+    n_planes : int
+        Planes c of every patch.
     codec : str
         How pixels cross, as far as their field allows.
     """
-    rank, codec = exchange.world.rank, codec_of(PIXELS, codec)
+    rank, codec = exchange.world.rank, pixel_codec(n_planes, codec)
     pairs = unit_neighbours(unit)
     pairs = pairs[(plan.renders[pairs[:, 0]] == rank) | (plan.renders[pairs[:, 1]] == rank)]
     to, origin = plan.renders[pairs[:, 0]], plan.renders[pairs[:, 1]]
@@ -69,13 +77,13 @@ def exchange_margins(exchange: Exchange, plan: Plan, unit: Unit, images: Mapping
     for p, q, *box in pairs[(to == rank) & (origin == rank)].tolist():
         window_of(canvases[p], regions[p], box)[:] = cut(images[q], unit.patches[q], box)
     if exchange.world.size > 1:
-        _receive(exchange, unit, pairs, to, origin, images, canvases, codec)
+        _receive(exchange, unit, pairs, to, origin, images, canvases, n_planes, codec)
     return canvases
 
 
 def canvas_of(region: Region, image: np.ndarray) -> np.ndarray:
     """Return the pixels of a region, those of its patch filled in."""
-    shape = (3, region.rows.stop - region.rows.start, region.columns.stop - region.columns.start)
+    shape = (len(image), region.rows.stop - region.rows.start, region.columns.stop - region.columns.start)
     if shape == image.shape:
         return image
     canvas = np.empty(shape, np.float32)
@@ -84,21 +92,22 @@ def canvas_of(region: Region, image: np.ndarray) -> np.ndarray:
 
 
 def window_of(canvas: np.ndarray, region: Region, box: list[int]) -> np.ndarray:
-    """Return the view of a region's pixels (3, h, w) that ``box`` y0, y1, x0, x1 of the picture covers."""
+    """Return the view of a region's pixels (c, h, w) that ``box`` y0, y1, x0, x1 of the picture covers."""
     y, x = region.rows.start, region.columns.start
     return canvas[:, box[0] - y:box[1] - y, box[2] - x:box[3] - x]
 
 
 def cut(image: np.ndarray, patch: Patch, box: list[int]) -> np.ndarray:
-    """Return the pixels (3, h, w) of a rendered patch that ``box`` y0, y1, x0, x1 of the picture covers."""
+    """Return the pixels (c, h, w) of a rendered patch that ``box`` y0, y1, x0, x1 of the picture covers."""
     return image[:, box[0] - patch.y0:box[1] - patch.y0, box[2] - patch.x0:box[3] - patch.x0]
 
 
 def _receive(exchange: Exchange, unit: Unit, pairs: np.ndarray, to: np.ndarray, origin: np.ndarray,
-             images: Mapping[int, np.ndarray], canvases: Mapping[int, np.ndarray], codec: str) -> None:
+             images: Mapping[int, np.ndarray], canvases: Mapping[int, np.ndarray], n_planes: int,
+             codec: str) -> None:
     """Send margins to other ranks and write those from them into ``canvases``."""
     rank, size = exchange.world.rank, exchange.world.size
-    n_values = 3 * (pairs[:, 3] - pairs[:, 2]) * (pairs[:, 5] - pairs[:, 4])
+    n_values = n_planes * (pairs[:, 3] - pairs[:, 2]) * (pairs[:, 5] - pairs[:, 4])
     messages, incoming, sources = [], [], []
     for other in range(size):
         sent = pairs[(origin == rank) & (to == other)] if other != rank else pairs[:0]

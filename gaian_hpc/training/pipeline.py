@@ -19,17 +19,17 @@ import numpy as np
 from ..arrays import ArrayTable, View
 from ..data.images import PictureCache
 from ..distributed.channels import Channels, Message
-from ..distributed.codecs import codec_of, decode, encode, encoded_bytes
+from ..distributed.codecs import decode, encode, encoded_bytes
 from ..distributed.exchange import Exchange, id_form, split
 from ..distributed.world import PendingSum, aligned
 from ..errors import GaianError
 from ..points.store import PointStore
-from ..renderers.base import PointRenderer
+from ..renderers.base import PointRenderer, loss_planes
 from ..schedule.scopes import Scopes
 from ..settings import Settings
 from ..timing import PhaseTimer
 from .densify import DensityControl
-from .margins import PIXELS
+from .margins import pixel_codec
 from .optimizer import Adam
 from .owned import OwnedUnit, Wave
 from .pixels import background_color
@@ -140,7 +140,7 @@ class PipelinedExecutor:
         backgrounds = [background_color(s.data.background, s.seed, step, v) for v in views]
         owned = OwnedUnit(unit, renderer, self.store, renderer.gradient_fields, self.timer)
         rendered = RenderedUnit(unit, renders, rank, self.world.size, renderer, backgrounds, self.pictures, s,
-                                self.timer, self._outbox(step, unit, renders))
+                                self.timer, self._outbox(step, renderer))
         flight = Flight(step, unit, owned, rendered, np.unique(renders))
         self._flights[step] = flight
         self._scopes.open(step)
@@ -318,7 +318,8 @@ class PipelinedExecutor:
         stays, has_pixels = message.data[:16].view(np.int64).tolist()
         pixels = None
         if has_pixels:
-            codec, n = codec_of(PIXELS, self.settings.exchange.codec), flight.rendered.n_margin_values(message.part)
+            codec = pixel_codec(flight.rendered.n_planes, self.settings.exchange.codec)
+            n = flight.rendered.n_margin_values(message.part)
             pixels = decode(message.data[16:16 + encoded_bytes(n, codec)], n, (), codec)
         flight.rendered.take_margin(message.part, bool(stays), pixels)
 
@@ -328,8 +329,8 @@ class PipelinedExecutor:
             table = self.exchange.unpack_gradients(data, int(counts.sum()))
         flight.owned.take(patch, split(table, counts))
 
-    def _outbox(self, step: int, unit: Unit, renders: np.ndarray) -> Outbox:
-        codec = codec_of(PIXELS, self.settings.exchange.codec)
+    def _outbox(self, step: int, renderer: PointRenderer) -> Outbox:
+        codec = pixel_codec(loss_planes(renderer), self.settings.exchange.codec)
 
         def margin(dst: int, patch: int, stays: bool, pixels: np.ndarray | None) -> None:
             header = np.array([stays, pixels is not None], np.int64).view(np.uint8)
@@ -424,7 +425,7 @@ class PipelinedExecutor:
         del self._flights[step]
         self._scopes.close(step)
         totals = flight.sum.value
-        loss, l1, ssim = unit_loss(flight.unit.views, totals[:-2].reshape(-1, 2), self.settings)
+        loss, l1, ssim = unit_loss(flight.unit.views, totals[:-2].reshape(-1, 3), self.settings)
         return StepReport(loss, l1, ssim, int(totals[-2]), edit, bool(totals[-1]))
 
     def _flush(self) -> None:

@@ -15,13 +15,12 @@ import numpy as np
 from ..arrays import ArrayTable
 from ..data.images import PictureCache
 from ..distributed.exchange import PatchSplats, merge, split
-from ..renderers.base import Outputs, PointRenderer
+from ..renderers.base import Outputs, PointRenderer, loss_planes, splat_gradients
 from ..settings import Settings
 from ..timing import PhaseTimer
-from .loss import Region, region_loss
+from .loss import Region
 from .margins import canvas_of, cut, unit_neighbours, window_of
-from .pixels import target_pixels
-from .step import composed, patch_vjp
+from .step import composed, patch_loss
 from .unit import Unit
 
 
@@ -35,7 +34,7 @@ class PatchState:
     splats, outputs, image
         Once rendered.
     v_splats, sums
-        Once differentiated: gradients, and L1 and SSIM.
+        Once differentiated: gradients, and what the patch adds to the loss.
     told : bool
         Whether its neighbours elsewhere know that its pixels stay.
     sent : bool
@@ -47,7 +46,7 @@ class PatchState:
     outputs: Outputs | None = None
     image: np.ndarray | None = None
     v_splats: ArrayTable | None = None
-    sums: tuple[float, float] = (0.0, 0.0)
+    sums: tuple[float, float, float] = (0.0, 0.0, 0.0)
     told: bool = False
     sent: bool = False
 
@@ -92,6 +91,7 @@ class RenderedUnit:
         self.unit, self.renders, self.rank = unit, renders, rank
         self.renderer, self.backgrounds, self.pictures = renderer, backgrounds, pictures
         self.settings, self.timer, self.outbox = settings, timer, outbox
+        self.n_planes = loss_planes(renderer)
         self.mine = np.flatnonzero(renders == rank)
         self.states = {p: PatchState() for p in self.mine.tolist()}
         self.final = np.zeros(size, bool)
@@ -137,7 +137,7 @@ class RenderedUnit:
         at = 0
         for p, other, *box in self._mine_first.tolist():
             if other == q:
-                n = 3 * (box[1] - box[0]) * (box[3] - box[2])
+                n = self.n_planes * (box[1] - box[0]) * (box[3] - box[2])
                 self._margins[p, q] = pixels[at:at + n]
                 self.states[p].v_splats = None
                 at += n
@@ -145,7 +145,7 @@ class RenderedUnit:
     def n_margin_values(self, q: int) -> int:
         """Return how many values of patch ``q``, rendered elsewhere, lie beside this rank's patches."""
         beside = self._mine_first[self._mine_first[:, 1] == q]
-        return int(3 * ((beside[:, 3] - beside[:, 2]) * (beside[:, 5] - beside[:, 4])).sum())
+        return int(self.n_planes * ((beside[:, 3] - beside[:, 2]) * (beside[:, 5] - beside[:, 4])).sum())
 
     def work(self) -> bool:
         """Do one thing: send, differentiate or render a patch; tell whether there was anything to do."""
@@ -168,8 +168,8 @@ class RenderedUnit:
         return False
 
     def sums(self) -> np.ndarray:
-        """Return L1 and SSIM of the patches rendered here, (P, 2) float64, zero for others."""
-        out = np.zeros((len(self.unit.patches), 2))
+        """Return what the patches rendered here add to the loss, (P, 3) float64, zero for others."""
+        out = np.zeros((len(self.unit.patches), 3))
         for p, s in self.states.items():
             out[p] = s.sums
         return out
@@ -181,7 +181,7 @@ class RenderedUnit:
         with self.timer.region("render"):
             s.outputs = self.renderer.render(self.unit.patches[p], s.splats.table)
         with self.timer.region("pixels"):
-            s.image = composed(s.outputs, self.backgrounds[self.unit.view_of(p)])
+            s.image = composed(self.renderer, s.outputs, self.backgrounds[self.unit.view_of(p)])
         with self.timer.region("margins"):
             self._tell(p, s.image)
         for q in self._beside(p):
@@ -204,8 +204,7 @@ class RenderedUnit:
 
     def _differentiate(self, p: int) -> None:
         s, patch = self.states[p], self.unit.patches[p]
-        region, view = Region.of(patch), patch.view
-        window = (region.rows, region.columns)
+        region, background = Region.of(patch), self.backgrounds[self.unit.view_of(p)]
         with self.timer.region("margins"):
             canvas = canvas_of(region, s.image)
             for _, q, *box in self._mine_first[self._mine_first[:, 0] == p].tolist():
@@ -213,15 +212,12 @@ class RenderedUnit:
                 target[:] = (cut(self.states[q].image, self.unit.patches[q], box) if q in self.states
                              else self._margins[p, q].reshape(target.shape))
         with self.timer.region("pixels"):
-            picture = self.pictures.get(view.index)
-            target = target_pixels(picture, view, self.backgrounds[self.unit.view_of(p)], window)
-        with self.timer.region("loss"):
-            mask = None if picture.mask is None else picture.mask[window]
-            loss = region_loss(canvas, target, patch, self.settings.ssim_weight, mask)
-            s.sums = (loss.l1, loss.ssim)
+            picture = self.pictures.get(patch.view.index)
+        result = patch_loss(self.renderer, patch, canvas, s.outputs, picture, background, self.settings,
+                            len(self.unit.views), self.timer)
+        s.sums = result.sums
         with self.timer.region("render_vjp"):
-            s.v_splats = patch_vjp(self.renderer, self.unit, s.splats, s.outputs, loss.v_image, self.backgrounds,
-                                   len(self.unit.views))
+            s.v_splats = splat_gradients(self.renderer, patch, s.splats.table, s.outputs, result.v_outputs)
 
     def _send(self, p: int) -> None:
         """Return gradients to the owners, by wave, and drop what is no longer needed."""

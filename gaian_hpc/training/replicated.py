@@ -71,7 +71,7 @@ class ReplicatedExecutor(SynchronousExecutor):
                 self._publish()
             self._step = step
         unit = Unit.of(views, self.settings.patch_size)
-        sums = np.zeros((len(unit.patches), 2))
+        sums = np.zeros((len(unit.patches), 3))
         mine = range(rank, len(views), size)
         gradients: list[ViewGradients] = []
         self._local.density.v_splats.clear()

@@ -88,6 +88,9 @@ def _from_gaussians(start: GaussianStart, path: str, attributes: tuple[Attribute
         if a.name not in start.raw:
             raise SettingsError(f"{path}: Gaussians have no {a.name}, which this method trains; use plain points")
         given = start.raw[a.name][rows]
+        if a.name == "scales" and given.shape[1:] != a.shape:
+            raise SettingsError(f"{path}: holds Gaussians of {given.shape[1]} scales, the method's points have "
+                                f"{a.shape[0]}; use a file of the same method, or plain points")
         raw[a.name] = given
         if a.name == "sh":
             k = a.shape[0]

@@ -7,11 +7,18 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from ..arrays import ArrayTable, View
-from ..data.images import PictureCache
+from ..arrays import ArrayTable, Patch, View
+from ..data.images import Picture, PictureCache
 from ..distributed.exchange import Exchange, PatchSplats, Plan
 from ..points.store import PointStore
-from ..renderers.base import OutputGradients, Outputs, PointRenderer, point_gradients, splat_gradients
+from ..renderers.base import (
+    OutputGradients,
+    Outputs,
+    PointRenderer,
+    loss_planes,
+    point_gradients,
+    splat_gradients,
+)
 from ..settings import Settings
 from ..timing import PhaseTimer
 from .assign import Assigner, on_one_rank
@@ -113,7 +120,7 @@ class SynchronousExecutor:
                                       if "means" in self.store.raw else 0.0)
         with region("sums"):
             totals = world.sum(np.concatenate([*(s.reshape(-1) for s in sums), [len(rows), float(stop)]]))
-        loss, l1, ssim = unit_loss(views, totals[:-2].reshape(-1, 2), self.settings)
+        loss, l1, ssim = unit_loss(views, totals[:-2].reshape(-1, 3), self.settings)
         return StepReport(loss, l1, ssim, int(totals[-2]), edit, bool(totals[-1]))
 
     def _waves(self, views: Sequence[View]) -> list[Sequence[View]]:
@@ -124,7 +131,7 @@ class SynchronousExecutor:
 
     def _wave(self, renderer: PointRenderer, step: int, views: Sequence[View],
               n_views: int) -> tuple[list[ViewGradients], np.ndarray]:
-        """Return the gradients of views, their shares of the unit's, and L1 and SSIM of all patches, (P, 2), or 0."""
+        """Return the gradients of views, their shares of the unit's, and the sums of all patches, (P, 3), or 0."""
         exchange, region = self.exchange, self.timer.region
         unit = Unit.of(views, self.settings.patch_size)
         backgrounds = [background_color(self.settings.data.background, self.settings.seed, step, v) for v in views]
@@ -135,10 +142,10 @@ class SynchronousExecutor:
             patches = exchange.forward(plan, shard.own, self.store.next_id)
         with region("render"):
             outputs = [renderer.render(unit.patches[p.index], p.table) for p in patches]
-        v_images, sums = self._loss(unit, plan, patches, outputs, backgrounds)
+        results, sums = self._loss(renderer, unit, plan, patches, outputs, backgrounds, n_views)
         with region("render_vjp"):
-            v_splats = [patch_vjp(renderer, unit, p, o, v, backgrounds, n_views)
-                        for p, o, v in zip(patches, outputs, v_images, strict=True)]
+            v_splats = [splat_gradients(renderer, unit.patches[p.index], p.table, o, result.v_outputs)
+                        for p, o, result in zip(patches, outputs, results, strict=True)]
         with region("exchange"):
             returned = exchange.reverse(plan, patches, v_splats)
         return [self._view_vjp(renderer, shard, v, returned) for v in range(len(views))], sums
@@ -149,29 +156,26 @@ class SynchronousExecutor:
         known = exchange.stack("counts", np.stack([shard.counts, shard.tiles]))
         return Plan(known[:, 0], self.assigner(shard.unit, known[:, 0], known[:, 1].sum(axis=0)))
 
-    def _loss(self, unit: Unit, plan: Plan, patches: Sequence[PatchSplats], outputs: Sequence[Outputs],
-              backgrounds: Sequence[np.ndarray]) -> tuple[list[np.ndarray], np.ndarray]:
-        """Collective. Return dL/d(image) of the patches rendered here, and sums of L1 and SSIM, (P, 2) float64."""
-        region, settings = self.timer.region, self.settings
-        sums = np.zeros((len(unit.patches), 2))
-        with region("pixels"):
-            images = {p.index: composed(o, backgrounds[unit.view_of(p.index)])
+    def _loss(self, renderer: PointRenderer, unit: Unit, plan: Plan, patches: Sequence[PatchSplats],
+              outputs: Sequence[Outputs], backgrounds: Sequence[np.ndarray],
+              n_views: int) -> tuple[list[PatchResult], np.ndarray]:
+        """Collective. Return the losses of the patches rendered here, and their sums, (P, 3) float64."""
+        sums = np.zeros((len(unit.patches), 3))
+        with self.timer.region("pixels"):
+            images = {p.index: composed(renderer, o, backgrounds[unit.view_of(p.index)])
                       for p, o in zip(patches, outputs, strict=True)}
-        with region("margins"):
-            canvases = exchange_margins(self.exchange, plan, unit, images, settings.exchange.codec)
-        v_images = []
-        for p in patches:
-            patch, part = unit.patches[p.index], Region.of(unit.patches[p.index])
-            window = (part.rows, part.columns)
-            with region("pixels"):
+        with self.timer.region("margins"):
+            canvases = exchange_margins(self.exchange, plan, unit, images, loss_planes(renderer),
+                                        self.settings.exchange.codec)
+        results = []
+        for p, o in zip(patches, outputs, strict=True):
+            patch = unit.patches[p.index]
+            with self.timer.region("pixels"):
                 picture = self.pictures.get(patch.view.index)
-                target = target_pixels(picture, patch.view, backgrounds[unit.view_of(p.index)], window)
-            with region("loss"):
-                mask = None if picture.mask is None else picture.mask[window]
-                loss = region_loss(canvases[p.index], target, patch, settings.ssim_weight, mask)
-            v_images.append(loss.v_image)
-            sums[p.index] = loss.l1, loss.ssim
-        return v_images, sums
+            results.append(patch_loss(renderer, patch, canvases[p.index], o, picture,
+                                      backgrounds[unit.view_of(p.index)], self.settings, n_views, self.timer))
+            sums[p.index] = results[-1].sums
+        return results, sums
 
     def _view_vjp(self, renderer: PointRenderer, shard: ShardUnit, v: int,
                   returned: Sequence[ArrayTable]) -> ViewGradients:
@@ -186,20 +190,51 @@ class SynchronousExecutor:
         return ViewGradients(rows, v_points)
 
 
-def composed(outputs: Outputs, background: np.ndarray) -> np.ndarray:
-    """Return a rendered patch over its background, (3, h, w) float32."""
-    image = np.empty((3, *outputs.alpha.shape), np.float32)
-    over_background(outputs.color, outputs.alpha, background, image)
+def composed(renderer: PointRenderer, outputs: Outputs, background: np.ndarray) -> np.ndarray:
+    """Return what the loss reads of a rendered patch, (c, h, w) float32: over its background, then the maps."""
+    image = np.empty((loss_planes(renderer), *outputs.alpha.shape), np.float32)
+    over_background(outputs.color, outputs.alpha, background, image[:3])
+    at = 3
+    for f in getattr(renderer, "loss_maps", ()):
+        image[at:at + f.width] = outputs.alpha if f.name == "alpha" else outputs.maps[f.name]
+        at += f.width
     return image
 
 
-def patch_vjp(renderer: PointRenderer, unit: Unit, p: PatchSplats, outputs: Outputs, v_image: np.ndarray,
-              backgrounds: Sequence[np.ndarray], n_views: int) -> ArrayTable:
-    """Return the gradients of a patch's splats from those of its pixels, as its view's share of ``n_views``."""
-    if n_views > 1:
-        v_image = v_image / np.float32(n_views)
-    v_alpha = alpha_gradient(v_image, backgrounds[unit.view_of(p.index)])
-    return splat_gradients(renderer, unit.patches[p.index], p.table, outputs, OutputGradients(v_image, v_alpha))
+@dataclass(frozen=True, slots=True)
+class PatchResult:
+    """What a patch adds to the loss of its view, (L1, SSIM, the method's own) summed over pixels, and its gradients."""
+
+    sums: tuple[float, float, float]
+    v_outputs: OutputGradients
+
+
+def patch_loss(renderer: PointRenderer, patch: Patch, canvas: np.ndarray, outputs: Outputs, picture: Picture,
+               background: np.ndarray, settings: Settings, n_views: int, timer: PhaseTimer) -> PatchResult:
+    """Return the loss of a patch and its gradient as its view's share of ``n_views``.
+
+    Parameters
+    ----------
+    canvas : (c, h, w) float32
+        What :func:`composed` returns, on the patch's :class:`~gaian_hpc.training.loss.Region`.
+    """
+    view, part = patch.view, Region.of(patch)
+    window = (part.rows, part.columns)
+    with timer.region("pixels"):
+        target = target_pixels(picture, view, background, window)
+    with timer.region("loss"):
+        mask = None if picture.mask is None else picture.mask[window]
+        loss = region_loss(canvas[:3], target, patch, settings.ssim_weight, mask)
+        v_image = loss.v_image / np.float32(n_views) if n_views > 1 else loss.v_image
+        v = OutputGradients(v_image, alpha_gradient(v_image, background))
+        if len(canvas) == 3:
+            return PatchResult((loss.l1, loss.ssim, 0.0), v)
+        own, v_own = renderer.map_loss(patch, outputs, canvas[3:], (part.columns.start, part.rows.start), mask)
+        scale = np.float32(1.0 / (view.width * view.height * n_views))
+        if v_own.alpha is not None:
+            v.alpha = scale * v_own.alpha + (0 if v.alpha is None else v.alpha)
+        v.maps = {name: scale * x for name, x in (v_own.maps or {}).items()}
+        return PatchResult((loss.l1, loss.ssim, own), v)
 
 
 def sum_patches(shard: ShardUnit, v: int, returned: Sequence[ArrayTable]) -> ArrayTable:
@@ -234,12 +269,12 @@ def sum_views(gradients: Sequence[ViewGradients]) -> tuple[np.ndarray, ArrayTabl
 
 
 def unit_loss(views: Sequence[View], sums: np.ndarray, settings: Settings) -> tuple[float, float, float]:
-    """Return loss, mean L1 and mean SSIM of a unit from those of its patches, (P, 2), added in their order."""
+    """Return loss, mean L1 and mean SSIM of a unit from the sums of its patches, (P, 3), added in their order."""
     unit, weight = Unit.of(views, settings.patch_size), settings.ssim_weight
     totals = np.zeros(3)
     for v, view in enumerate(views):
         n = 3 * view.width * view.height
-        l1, ssim = (sum(sums[list(unit.patches_of(v)), i].tolist()) / n for i in (0, 1))
-        totals += np.array([(1 - weight) * l1 + weight * (1 - ssim), l1, ssim])
+        l1, ssim, own = (sum(sums[list(unit.patches_of(v)), i].tolist()) / n for i in range(3))
+        totals += np.array([(1 - weight) * l1 + weight * (1 - ssim) + 3 * own, l1, ssim])
     loss, l1, ssim = (float(t) / len(views) for t in totals)
     return loss, l1, ssim

@@ -31,19 +31,11 @@ def measure(case: Case) -> dict[str, np.ndarray]:
     patch = Patch(view, 0, 0, view.width, view.height)
     found: dict[str, np.ndarray] = {}
     for depth in ("center", "intersection"):
-        renderer = Gaussian2D(Gaussian2D.Options(sh_degree=degree, depth=depth), with_maps=True)
+        renderer = Gaussian2D(Gaussian2D.Options(sh_degree=degree, depth=depth), maps=True)
         # The file leaves out surfels whose 3.33-sigma box misses the picture, although that box is not conservative.
         ids = np.intersect1d(renderer.cull(view, points), np.flatnonzero((case["radii"] > 0).all(axis=1)))
         splats = renderer.splat(view, points, ids)
         out = renderer.render(patch, splats)
-
-        def gradients(prefix: str, v_color, v_alpha, maps):
-            weights = OutputGradients(v_color, v_alpha, maps)
-            v_points = renderer.splat_vjp(view, points, ids, splats, renderer.render_vjp(patch, splats, out, weights))
-            for name in POINT_ARRAYS:
-                gradient = np.zeros(points[name].shape)
-                gradient[ids] = host(v_points[name])
-                found[f"g{prefix}_{name}"] = gradient
 
         alpha = host(out.alpha)
         plane = {name: np.ascontiguousarray(case[name], np.float32) for name in case if name.startswith("v_")}
@@ -60,15 +52,19 @@ def measure(case: Case) -> dict[str, np.ndarray]:
                 found[name][ids] = host(splats[name])
             v_color = np.ascontiguousarray(v_image.transpose(2, 0, 1), np.float32)
             v_alpha = (case.double("v_alpha") - v_image @ background).astype(np.float32)
-            gradients("A", v_color, v_alpha, None)
-            gradients("B", v_color, v_alpha, {
-                "normals": np.ascontiguousarray(plane["v_normals"].transpose(2, 0, 1)), "depth": plane["v_depth"],
-                "distortion": plane["v_distortion"]})
+            v_maps = {"normals": np.ascontiguousarray(plane["v_normals"].transpose(2, 0, 1)),
+                      "depth": plane["v_depth"], "distortion": plane["v_distortion"]}
+            weights = {"A": OutputGradients(v_color, v_alpha), "B": OutputGradients(v_color, v_alpha, v_maps)}
         else:
             found |= {"depth_isect_accum": host(out.maps["depth"]), "depth_isect_median": host(out.maps["median"]),
                       "distortion_isect": host(out.maps["distortion"])}
-            gradients("C", np.zeros((3, *size), np.float32), None,
-                      {"depth": plane["v_depth_isect"], "distortion": plane["v_distortion_isect"]})
+            weights = {"C": OutputGradients(None, None, {"depth": plane["v_depth_isect"],
+                                                         "distortion": plane["v_distortion_isect"]})}
+        for prefix, v_outputs in weights.items():
+            v_points = renderer.splat_vjp(view, points, ids, splats, renderer.render_vjp(patch, splats, out, v_outputs))
+            for name in POINT_ARRAYS:
+                found[f"g{prefix}_{name}"] = np.zeros(points[name].shape)
+                found[f"g{prefix}_{name}"][ids] = host(v_points[name])
     found["drawn"] = np.isin(np.arange(n), ids)
     return found
 

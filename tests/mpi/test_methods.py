@@ -11,7 +11,7 @@ from tests.unit.runs import STEPS, edits_of, make_settings
 
 pytestmark = pytest.mark.mpi
 
-METHODS = ("gaussian3d", "gaussian4d", "convex3d")
+METHODS = ("gaussian3d", "gaussian2d", "gaussian4d", "convex3d")
 
 
 @pytest.fixture(scope="module")
@@ -30,7 +30,8 @@ def train(scene, run, world, method, changes=None, *, resume=False):
     """Collective over ``world``. Train."""
     settings = make_settings({"method": method, "patch_size": 32, **(changes or {})})
     loaded = load_scene(scene, test_every=settings.data.test_every)
-    Trainer(loaded, run, settings, renderer_class(method).Options(sh_every=8), resume=resume, world=world).run()
+    own = {"gaussian2d": {"normal_from": 4, "distortion_weight": 1.0, "distortion_from": 6}}.get(method, {})
+    Trainer(loaded, run, settings, renderer_class(method).Options(sh_every=8, **own), resume=resume, world=world).run()
 
 
 @pytest.fixture(scope="module")

@@ -227,7 +227,8 @@ class Convex3D(ProgressiveDegree):
             v_planes.append((1, (v_outputs.maps or {}).get("depth")))
         sums = _build_compositor(3 + self.options.depth).gradients(outputs.saved, v_planes, v_outputs.alpha)
         v = {f.name: np.empty((splats.n_rows, *f.shape), np.float32) for f in self.gradient_fields}
-        cpu.finish(outputs.saved.table, sums, v["edges"], v["sharpness"], v["opacities"], v["colors"], v["depths"], v["means2d"])
+        cpu.finish(outputs.saved.table, sums, v["edges"], v["sharpness"], v["opacities"], v["colors"], v["depths"],
+                   v["means2d"])
         return ArrayTable(v, splats.n_rows)
 
 

@@ -67,8 +67,8 @@ class EllipseRenderer(ProgressiveDegree):
         sums = self._compositor.gradients(outputs.saved, v_planes, v_outputs.alpha)
         v = {f.name: np.empty((splats.n_rows, *f.shape), np.float32) for f in self.splat_fields if f.name != "radii"}
         absgrad = np.empty((splats.n_rows if self.absgrad else 0, 2), np.float32)
-        cpu.finish(outputs.saved.table, sums, self._compositor.n_moments, v["means2d"], v["conics"], v["opacities"], v["colors"],
-                   v["depths"], absgrad)
+        cpu.finish(outputs.saved.table, sums, self._compositor.n_moments, v["means2d"], v["conics"],
+                   v["opacities"], v["colors"], v["depths"], absgrad)
         if self.absgrad:
             v["absgrad"] = absgrad
         return ArrayTable(v, splats.n_rows)

@@ -20,6 +20,8 @@ if TYPE_CHECKING:
 
 MAX_DEGREE = 3
 NEAR, FAR = 0.2, 100.0  # of the mapped depth in which distortion is measured (the published code's)
+MAPPED = np.float32(NEAR * FAR / (FAR - NEAR))
+LOSS_MAPS = (Field("alpha"), Field("depth"), Field("normals", (3,)))
 
 
 @dataclass(frozen=True)
@@ -36,13 +38,13 @@ class Options:
         The depth that maps and distortion take: where a pixel's ray meets the surfel (Huang et al. 2024), or that of
         the surfel's centre, which is cheaper.
     normal_weight : float
-        Weight of 1 − ⟨blended normal, normal of the depth map⟩.
-    normal_from : float
-        Share of the horizon, 0–1, after which it counts.
+        Weight of 1 − ⟨blended normal, normal of the depth map⟩, averaged over the pixels of a view.
+    normal_from : int
+        Step after which it counts.
     distortion_weight : float
-        Weight of the spread of contributions along a ray.
-    distortion_from : float
-        Share of the horizon, 0–1, after which it counts.
+        Weight of the spread of contributions along a ray; the paper takes 1000 for bounded, 100 for open scenes.
+    distortion_from : int
+        Step after which it counts.
     lr_means, lr_means_final, lr_sh, lr_opacities, lr_scales, lr_quats : float
         Learning rates; that of the means is times the scene extent and decays log-linearly over the run.
     opacity : float
@@ -52,6 +54,10 @@ class Options:
     sh_degree: int = 3
     sh_every: int = 1000
     depth: str = "intersection"
+    normal_weight: float = 0.05
+    normal_from: int = 7000
+    distortion_weight: float = 0.0
+    distortion_from: int = 3000
     lr_means: float = 1.6e-4
     lr_means_final: float = 1.6e-6
     lr_sh: float = 2.5e-3
@@ -65,6 +71,9 @@ class Options:
             raise SettingsError(f"renderer.sh_degree is {self.sh_degree}; allowed are 0 to {MAX_DEGREE}")
         if self.depth not in ("intersection", "center"):
             raise SettingsError(f"renderer.depth is {self.depth!r}; it must be 'intersection' or 'center'")
+        for name in ("normal_weight", "distortion_weight", "normal_from", "distortion_from"):
+            if not getattr(self, name) >= 0:
+                raise SettingsError(f"renderer.{name} is {getattr(self, name)}; it must be at least 0")
         if not 0 < self.opacity < 1:
             raise SettingsError(f"renderer.opacity is {self.opacity}; it must lie between 0 and 1")
 
@@ -115,11 +124,13 @@ class Gaussian2D(ProgressiveDegree):
         Name of the backend, ``cpu``.
     degree : int, optional
         Active SH degree; ``options.sh_degree`` by default.
-    with_maps : bool
+    maps : bool
         Also render the maps: ``normals`` (3, h, w) = Σ weight · normal in camera coordinates, ``depth`` = Σ weight ·
-        depth, ``median``, the depth of the contribution in front of which more than half of the light is left, last,
+        depth, ``median``, the depth of the last contribution in front of which more than half of the light is left,
         and ``distortion``: for the depth of intersections Σ_i Σ_{j<i} w_i w_j (m_i − m_j)², m = (1 − near/z) ·
         far/(far − near), for that of centres as :func:`gaian_hpc.renderers.compositing.cpu.make_compositor` says.
+    weights : (float, float)
+        Of the losses of normals and of distortion; a renderer that has any renders maps.
     """
 
     name = "gaussian2d"
@@ -132,15 +143,28 @@ class Gaussian2D(ProgressiveDegree):
                        Field("colors", (3,), "int8", additive=True))
 
     def __init__(self, options: Options = DEFAULT_OPTIONS, backend: str = "cpu", *, degree: int | None = None,
-                 with_maps: bool = False):
+                 maps: bool = False, weights: tuple[float, float] = (0.0, 0.0)):
         self.options = options
         self.backend = backend
         self.degree = options.sh_degree if degree is None else degree
-        self.with_maps = with_maps
+        self.maps = maps or any(weights)
+        self.weights = weights
         self.attributes = point_attributes(options)
+        self.loss_maps = LOSS_MAPS if any(weights) else ()
 
     def _with(self, options: Options, degree: int) -> Gaussian2D:
-        return Gaussian2D(options, self.backend, degree=degree, with_maps=self.with_maps)
+        return Gaussian2D(options, self.backend, degree=degree, maps=self.maps, weights=self.weights)
+
+    def with_maps(self) -> Gaussian2D:
+        """Return the method with all its maps."""
+        return Gaussian2D(self.options, self.backend, degree=self.degree, maps=True, weights=self.weights)
+
+    def at_step(self, step: int) -> Gaussian2D:
+        """Return the renderer of a training step: degree, and the losses that count by then."""
+        o, at_degree = self.options, super().at_step(step)
+        weights = (o.normal_weight * (step > o.normal_from), o.distortion_weight * (step > o.distortion_from))
+        return at_degree if weights == self.weights else Gaussian2D(o, self.backend, degree=at_degree.degree,
+                                                                    maps=self.maps, weights=weights)
 
     def cull(self, view: View, points: ArrayTable) -> np.ndarray:
         """Return the rows of surfels that may reach alpha ≥ 1/255 on the picture, ascending int64."""
@@ -196,7 +220,7 @@ class Gaussian2D(ProgressiveDegree):
         return Outputs(c.planes[:3], 1 - c.transmittance, self._maps(c.planes, c.transmittance), c)
 
     def _maps(self, planes: np.ndarray, transmittance: np.ndarray) -> dict[str, np.ndarray]:
-        if not self.with_maps:
+        if not self.maps:
             return {}
         maps = {"normals": planes[3:6], "depth": planes[6]}
         if self.options.depth == "center":
@@ -211,7 +235,7 @@ class Gaussian2D(ProgressiveDegree):
 
         c, compositor, v_alpha = outputs.saved, self._compositor, v_outputs.alpha
         v_planes = [(3, v_outputs.color)]
-        if self.with_maps:
+        if self.maps:
             v_maps = v_outputs.maps or {}
             v_planes += [(3, v_maps.get("normals")), (1, v_maps.get("depth"))]
             v_distortion = v_maps.get("distortion")
@@ -223,16 +247,33 @@ class Gaussian2D(ProgressiveDegree):
                 v_alpha = v * c.planes[8] + (0 if v_alpha is None else v_alpha)
         sums = compositor.gradients(c, v_planes, v_alpha)
         v = {f.name: np.empty((splats.n_rows, *f.shape), np.float32) for f in self.gradient_fields}
-        cpu.finish(c.table, sums, self.with_maps, v["means2d"], v["inverses"], v["opacities"], v["colors"],
+        cpu.finish(c.table, sums, self.maps, v["means2d"], v["inverses"], v["opacities"], v["colors"],
                    v["normals"], v["depths"])
         return ArrayTable(v, splats.n_rows)
 
+    def map_loss(self, patch: Patch, outputs: Outputs, planes: np.ndarray, origin: tuple[int, int],
+                 mask: np.ndarray | None) -> tuple[float, OutputGradients]:
+        """Return the losses of normals and distortion; see :class:`gaian_hpc.renderers.base.RendererHooks`."""
+        from .surface import normal_loss
+
+        normal_weight, distortion_weight = self.weights
+        total, v = 0.0, OutputGradients(None, None, {})
+        if normal_weight:
+            part, v_planes = normal_loss(patch, planes, origin, mask)
+            v_planes *= np.float32(normal_weight)
+            total += normal_weight * part
+            v.alpha, v.maps = v_planes[0], {"depth": v_planes[1], "normals": v_planes[2:]}
+        if distortion_weight:
+            y, x = patch.y0 - origin[1], patch.x0 - origin[0]
+            keep = (np.ones(outputs.alpha.shape, bool) if mask is None
+                    else mask[y:y + patch.height, x:x + patch.width])
+            total += distortion_weight * float(np.sum(outputs.maps["distortion"] * keep, dtype=np.float64))
+            v.maps["distortion"] = (distortion_weight * keep).astype(np.float32)
+        return total, v
+
     @property
     def _compositor(self) -> Compositor:
-        return _build_compositor(self.options.depth if self.with_maps else "")
-
-
-MAPPED = np.float32(NEAR * FAR / (FAR - NEAR))
+        return _build_compositor(self.options.depth if self.maps else "")
 
 
 @lru_cache
@@ -248,5 +289,5 @@ def _build_compositor(depth: str) -> Compositor:
         "intersection": (cpu.features_intersection, cpu.terms_intersection, 7, 9)}[depth]
     return compositing.make_compositor(
         cpu.load, cpu.span, cpu.alpha, features, terms, n_geometry=cpu.N_GEOMETRY, n_moments=cpu.N_MOMENTS,
-        n_features=n_features, n_channels=n_channels, depth_channel=6 if depth else -1, with_distortion=depth == "center",
-        stamp=source_stamp(cpu, lanes, compositing, binning))
+        n_features=n_features, n_channels=n_channels, depth_channel=6 if depth else -1,
+        with_distortion=depth == "center", stamp=source_stamp(cpu, lanes, compositing, binning))

@@ -45,7 +45,7 @@ def load(table, s):
 
 @register_jitable(error_model="numpy")
 def _branches(x, left, right, reach, slope, height, top):
-    """Return lowest and highest y of an ellipse about x over [left, right]; see :func:`gaian_hpc.renderers.ellipses`."""
+    """Return lowest and highest y of an ellipse about x over [left, right], as :mod:`..ellipses.cpu` has it."""
     left, right = left - x, right - x
     if left > reach or right < -reach:
         return _EVERYWHERE, -_EVERYWHERE

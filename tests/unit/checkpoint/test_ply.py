@@ -147,7 +147,7 @@ def without(name):
 @pytest.mark.parametrize("columns, message", [
     (without("rot_2"), "lack the property rot_2"),
     (without("y"), "lack the property y"),
-    (without("scale_2"), "flat .2D. Gaussians with two scales"),
+    (without("scale_1"), "lack the property scale_1"),
     ({**gaussian_columns(), "f_rest_0": np.zeros(3, "f4")}, r"has 1 properties f_rest_\* .0, 9, 24 or 45"),
     ({**gaussian_columns(), **{f"f_rest_{i + 1}": np.zeros(3, "f4") for i in range(9)}}, "lack the property f_rest_0"),
     ({"packed_position": np.zeros(3, "u4")}, "a compressed PLY"),

@@ -5,12 +5,14 @@ import json
 import numpy as np
 import pytest
 from PIL import Image
+from plyfile import PlyData
 
 from gaian_hpc.checkpoint.ply import read_gaussian_ply
+from gaian_hpc.checkpoint.reader import read_checkpoint
 from gaian_hpc.cli import main
 from gaian_hpc.data.synthetic import write_moving
 
-METHODS = ("gaussian3d", "gaussian4d", "convex3d")
+METHODS = ("gaussian3d", "gaussian2d", "gaussian4d", "convex3d")
 
 
 @pytest.fixture(scope="module")
@@ -38,14 +40,25 @@ def test_a_method_trains_and_is_looked_at_by_all_jobs(moving, tmp_path, capsys, 
     assert len(pictures) == len(scores["views"]) and max(p.std() for p in pictures) > 5
     assert json.loads(call(capsys, "inspect", run, "--json"))["method"] == method
     call(capsys, "plan", moving, "--method", method, "--ranks", 4, "--hosts", 2)
-    if method == "convex3d":
-        assert main(["export", str(run), "-o", str(ply)]) != 0
-        assert "there is no PLY layout for points of delta, opacities, points, sh, sigma" in capsys.readouterr().err
-        return
     times = ["--time", 0.5] if method == "gaussian4d" else []
     call(capsys, "export", run, "-o", ply, *times)
+    if method == "convex3d":
+        vertex, raw = PlyData.read(str(ply))["vertex"], read_checkpoint(run).store.raw
+        assert len(vertex.data) == scores["n_points"]
+        for i in range(6):
+            for k, axis in enumerate("xyz"):
+                assert (vertex[f"p{axis}_{i}"] == raw["points"][:, i, k]).all()
+        assert (vertex["log_delta"] == raw["delta"]).all() and (vertex["opacity"] == raw["opacities"]).all()
+        return
     raw = read_gaussian_ply(ply)
+    assert raw["scales"].shape[1] == (2 if method == "gaussian2d" else 3)
     assert 0 < len(raw["means"]) <= scores["n_points"] and all(np.isfinite(x).all() for x in raw.values())
+    same = "gaussian2d" if method == "gaussian2d" else "gaussian3d"
+    call(capsys, "train", moving, "-o", tmp_path / "next", "--method", same, "--data.init", ply, "--steps", 2,
+         "--threads", 1)
+    other = "gaussian3d" if method == "gaussian2d" else "gaussian2d"
+    assert main(["train", str(moving), "-o", str(tmp_path / "c"), "--method", other, "--data.init", str(ply)]) != 0
+    assert f"holds Gaussians of {raw['scales'].shape[1]} scales" in capsys.readouterr().err
 
 
 def test_what_a_method_cannot_do_is_told_by_its_name(moving, city, tmp_path, capsys):

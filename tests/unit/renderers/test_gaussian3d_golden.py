@@ -180,10 +180,10 @@ def test_inputs_that_do_not_fit_together_are_named(case, tmp_path, capsys):
     assert "'quats' has shape (29, 4) where (30, 4) is expected" in capsys.readouterr().err
 
 
-def test_a_method_that_does_not_exist_yet_is_an_error_and_other_files_are_still_checked(case_file, tmp_path, capsys):
+def test_a_method_that_a_backend_lacks_is_an_error_and_other_files_are_still_checked(case_file, tmp_path, capsys):
     surfels = tmp_path / "surfels.npz"
     np.savez(surfels, ray_transforms=np.zeros((2, 3, 3)), means=np.zeros((2, 3)))
-    assert main([str(surfels), str(case_file)]) == 1
+    assert main([str(surfels), str(case_file), "--backend", "reference"]) == 1
     out, error = capsys.readouterr()
-    assert "method gaussian2d is not available" in error
+    assert "reference of gaussian2d is not available" in error
     assert "1 of 2 files ok" in out
