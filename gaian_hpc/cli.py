@@ -131,11 +131,13 @@ def _render(parser: LineParser, words: Sequence[str]) -> int | None:
     parser.add_argument("--path", type=Path | None, metavar="CAMERAS.json",
                         help="cameras to render, in the form of a transforms.json, instead of the scene's own")
     parser.add_argument("--split", choices=("test", "train"), default="test", help="views to render without --path")
+    parser.add_argument("--maps", action="store_true", help="also write depths (float TIFF) and normals (PNG)")
     _add_threads(parser)
     arguments = _parse(parser, words)
     from .jobs.render import run_render
 
-    return run_render(arguments.run, output=arguments.output, path=arguments.path, split=arguments.split)
+    return run_render(arguments.run, output=arguments.output, path=arguments.path, split=arguments.split,
+                      maps=arguments.maps)
 
 
 def _export(parser: LineParser, words: Sequence[str]) -> int | None:
@@ -292,7 +294,7 @@ VERBS = {
                   "Train a scene from posed pictures.", _train, many_ranks=True),
     "evaluate": Verb("evaluate RUN [--json] [--step N] [--threads T]",
                      "Measure PSNR and SSIM on the test views of a run.", _evaluate),
-    "render": Verb("render RUN [-o DIR] [--path CAMERAS.json | --split test|train] [--threads T]",
+    "render": Verb("render RUN [-o DIR] [--path CAMERAS.json | --split test|train] [--maps] [--threads T]",
                    "Render views of a run to PNG files.", _render),
     "export": Verb("export RUN -o FILE.ply [--time T]", "Write a run's points as a standard 3DGS PLY file.",
                    _export),

@@ -10,15 +10,20 @@ import numpy as np
 from gaian_hpc.arrays import View
 from gaian_hpc.data.camera_path import read_camera_path
 from gaian_hpc.data.folders import SUFFIXES
-from gaian_hpc.errors import DataError
+from gaian_hpc.errors import DataError, SettingsError
 from gaian_hpc.evaluation.run import open_run
-from gaian_hpc.evaluation.views import render_view
+from gaian_hpc.evaluation.views import render_whole, surface_maps
 from gaian_hpc.training.pixels import shown_background
 
 
 def run_render(run: Path | str, *, output: Path | str | None = None, path: Path | str | None = None,
-               split: str = "test") -> int:
-    """Render the views of a split of ``run``, or the cameras of the file ``path``, and return the exit code."""
+               split: str = "test", maps: bool = False) -> int:
+    """Render the views of a split of ``run``, or the cameras of the file ``path``, and return the exit code.
+
+    With ``maps`` each picture comes with ``NAME.depth.tiff`` and, of methods that have it, ``NAME.median.tiff``, camera
+    depths in world units as 32-bit floats, 0 where nothing is hit, and ``NAME.normals.png``, (normal + 1)/2 in camera
+    coordinates, towards the camera, grey where nothing is hit.
+    """
     trained = open_run(run)
     views = read_camera_path(Path(path)) if path is not None else trained.views(split)
     if not views:
@@ -27,10 +32,21 @@ def run_render(run: Path | str, *, output: Path | str | None = None, path: Path 
     background, names = shown_background(trained.settings.data.background), [png_name(view) for view in views]
     if twice := next((name for name, n in Counter(names).items() if n > 1), None):
         raise DataError(f"{path or run}: several cameras would be rendered to {twice}; give each a name of its own")
+    renderer = trained.renderer
+    if maps:
+        if not hasattr(renderer, "with_maps"):
+            raise SettingsError(f"method {renderer.name!r} renders no maps; leave --maps out")
+        renderer = renderer.with_maps()
     for view, name in zip(views, names, strict=True):
-        image = render_view(trained.renderer, trained.state.store.values, view, background,
-                            trained.settings.patch_size)
-        write_png(folder / name, image)
+        rendering = render_whole(renderer, trained.state.store.values, view, background, trained.settings.patch_size)
+        write_png(folder / name, rendering.image)
+        if maps:
+            stem = name.removesuffix(".png")
+            for kind, plane in surface_maps(view, rendering).items():
+                if kind == "normals":
+                    write_png(folder / f"{stem}.normals.png", (plane + 1) / 2)
+                else:
+                    write_tiff(folder / f"{stem}.{kind}.tiff", plane)
     print(f"{len(views)} views of step {trained.state.step} -> {folder}")
     return 0
 
@@ -43,10 +59,18 @@ def png_name(view: View) -> str:
 
 def write_png(path: Path, image: np.ndarray) -> None:
     """Write a (3, H, W) picture in [0, 1]; the file appears when it is complete."""
+    _write(path, np.round(np.clip(image, 0, 1) * 255).astype(np.uint8).transpose(1, 2, 0), "PNG")
+
+
+def write_tiff(path: Path, plane: np.ndarray) -> None:
+    """Write an (H, W) float32 array as it is; the file appears when it is complete."""
+    _write(path, plane, "TIFF")
+
+
+def _write(path: Path, pixels: np.ndarray, form: str) -> None:
     from PIL import Image
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    pixels = np.round(np.clip(image, 0, 1) * 255).astype(np.uint8).transpose(1, 2, 0)
     part = path.with_name(path.name + ".part")
-    Image.fromarray(pixels).save(part, format="PNG")
+    Image.fromarray(pixels).save(part, format=form)
     part.replace(path)

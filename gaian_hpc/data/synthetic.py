@@ -72,8 +72,8 @@ def write_city(path: str | os.PathLike[str], *, n_views: int = 96, width: int = 
     city = build_city(seed, spacing)
     views = aerial_views(n_views, width, height)
     depths = _photograph(city, views, aside / "images")
-    model = _structure(city, views, depths, n_points, seed)
-    _write_colmap(aside / "sparse" / "0", views, model)
+    model = structure(city, views, depths, n_points, seed)
+    write_colmap(aside / "sparse" / "0", views, model)
     aside.rename(path)
     return path
 
@@ -107,7 +107,7 @@ def write_moving(path: str | os.PathLike[str], *, n_times: int = 16, n_cameras: 
         view = replace(ring[i % n_cameras], name=f"view_{i:03d}.png", index=i, time=time)
         depths += _photograph(_with_balls(city, time, seed), [view], aside / "images")
         views.append(view)
-    _write_colmap(aside / "sparse" / "0", views, _structure(city, views, depths, n_points, seed))
+    write_colmap(aside / "sparse" / "0", views, structure(city, views, depths, n_points, seed))
     (aside / "times.json").write_text(json.dumps({view.name: view.time for view in views}))
     aside.rename(path)
     return path
@@ -121,7 +121,7 @@ def _ring(n: int, width: int, height: int) -> list[View]:
         turn = 2 * np.pi * i / n
         outward = np.array([np.cos(turn), np.sin(turn), 0.0])
         forward = -outward - np.array([0, 0, 1.2])
-        views.append(View(_look(outward * HALF * 0.8 + [0, 0, HALF], forward / np.linalg.norm(forward), -outward), K,
+        views.append(View(look(outward * HALF * 0.8 + [0, 0, HALF], forward / np.linalg.norm(forward), -outward), K,
                           width, height))
     return views
 
@@ -161,7 +161,7 @@ def aerial_views(n: int, width: int, height: int) -> list[View]:
         ahead = np.array([np.cos(side), np.sin(side), 0.0])
         # A tilted camera stands back, so that the city's middle and not its outskirts fills the picture.
         center = np.array([east[i], north[i], ALTITUDE]) - ahead * 0.6 * ALTITUDE * np.tan(tilt)
-        views.append(View(_look(center, forward, ahead), K, width, height, f"view_{i:03d}.png", i))
+        views.append(View(look(center, forward, ahead), K, width, height, f"view_{i:03d}.png", i))
     return views
 
 
@@ -178,7 +178,7 @@ def render_surfels(surfels: Surfels, view: View, renderer: Gaussian3D) -> Output
     return renderer.render(Patch(view, 0, 0, view.width, view.height), splats)
 
 
-def _look(center: np.ndarray, forward: np.ndarray, ahead: np.ndarray) -> np.ndarray:
+def look(center: np.ndarray, forward: np.ndarray, ahead: np.ndarray) -> np.ndarray:
     """Return the world-to-camera matrix of a camera at ``center``; ``ahead`` is up in a picture taken straight down."""
     up = ahead if abs(forward[2]) > 0.99 else np.array([0.0, 0.0, 1.0])
     right = np.cross(forward, up)
@@ -203,7 +203,7 @@ def _photograph(city: Surfels, views: list[View], folder: Path) -> list[np.ndarr
     return depths
 
 
-def _structure(city: Surfels, views: list[View], depths: list[np.ndarray], n_points: int, seed: int) -> SparsePoints:
+def structure(city: Surfels, views: list[View], depths: list[np.ndarray], n_points: int, seed: int) -> SparsePoints:
     """Observe some surface points in the pictures, by comparing their depth with the rendered one."""
     rng = np.random.Generator(np.random.Philox(key=seed + 1))
     inner = np.flatnonzero(np.abs(city.positions[:, :2]).max(axis=1) < 1.6 * HALF)
@@ -235,7 +235,7 @@ def _visible(positions: np.ndarray, view: View, depth: np.ndarray) -> tuple[np.n
     return rows, pixels[rows]
 
 
-def _write_colmap(folder: Path, views: list[View], model: SparsePoints) -> None:
+def write_colmap(folder: Path, views: list[View], model: SparsePoints) -> None:
     """Write ``cameras.txt``, ``images.txt`` and ``points3D.txt``; ids count from one."""
     folder.mkdir(parents=True)
     K, first = views[0].K, views[0]

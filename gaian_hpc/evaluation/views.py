@@ -26,17 +26,64 @@ class ViewScore:
     ssim: float
 
 
+@dataclass(frozen=True, slots=True)
+class Rendering:
+    """A whole view: its position among those asked for, the picture (3, H, W) in [0, 1], α (H, W), and the maps."""
+
+    position: int
+    image: np.ndarray
+    alpha: np.ndarray
+    maps: dict[str, np.ndarray]
+
+
 def render_view(renderer: PointRenderer, points: ArrayTable, view: View, background: np.ndarray,
                 patch_size: int = 512) -> np.ndarray:
     """Return the picture of a view, (3, H, W) float32 clipped to [0, 1]; all points are here."""
+    return render_whole(renderer, points, view, background, patch_size).image
+
+
+def render_whole(renderer: PointRenderer, points: ArrayTable, view: View, background: np.ndarray,
+                 patch_size: int = 512) -> Rendering:
+    """Return all that is rendered of a view; all points are here."""
     ids = np.arange(points.n_rows)
-    rendered = render_views(renderer, points, ids, [view], background, patch_size, Exchange.local(renderer))
-    return next(iter(rendered))[1]
+    return next(render_views(renderer, points, ids, [view], background, patch_size, Exchange.local(renderer)))
+
+
+def surface_maps(view: View, rendering: Rendering) -> dict[str, np.ndarray]:
+    """Return depth and normal maps of a method that renders ``depth`` = Σ weight · depth, where it hits anything.
+
+    Returns
+    -------
+    dict of str to array
+        ``depth`` (H, W) float32: expected camera depth in world units, 0 where α is below one half; ``median`` the
+        same of the median, if the method has one. ``normals`` (3, H, W) float32, unit length, in camera coordinates (x
+        right, y down, z forward), towards the camera: the method's own, or those of the depth map.
+    """
+    hit, maps = rendering.alpha >= 0.5, rendering.maps
+    depth = np.where(hit, maps["depth"] / np.maximum(rendering.alpha, np.float32(0.5)), np.float32(0))
+    out = {"depth": depth}
+    if "median" in maps:
+        out["median"] = np.where(hit, maps["median"], np.float32(0))
+    normals = maps["normals"] if "normals" in maps else depth_normals(view, depth)
+    length = np.maximum(np.linalg.norm(normals, axis=0), np.float32(1e-12))
+    return out | {"normals": np.where(hit, normals / length, np.float32(0)).astype(np.float32)}
+
+
+def depth_normals(view: View, depths: np.ndarray) -> np.ndarray:
+    """Return the normals (3, H, W) float32 of a depth map (H, W), towards the camera; zero at its border."""
+    h, w = depths.shape
+    y, x = np.mgrid[:h, :w] + 0.5
+    points = np.stack([(x - view.K[0, 2]) / view.K[0, 0], (y - view.K[1, 2]) / view.K[1, 1], np.ones((h, w))]) * depths
+    out = np.zeros((3, h, w), np.float32)
+    dx, dy = points[:, 1:-1, 2:] - points[:, 1:-1, :-2], points[:, 2:, 1:-1] - points[:, :-2, 1:-1]
+    n = np.cross(dy, dx, axis=0)
+    out[:, 1:-1, 1:-1] = n / np.maximum(np.linalg.norm(n, axis=0), 1e-30)
+    return out
 
 
 def render_views(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, views: Sequence[View],
-                 background: np.ndarray, patch_size: int, exchange: Exchange) -> Iterator[tuple[int, np.ndarray]]:
-    """Collective. Render views whole, one on each rank at a time; yield those rendered here with their position.
+                 background: np.ndarray, patch_size: int, exchange: Exchange) -> Iterator[Rendering]:
+    """Collective. Render views whole, one on each rank at a time; yield those rendered here.
 
     Parameters
     ----------
@@ -49,10 +96,6 @@ def render_views(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, v
     background : (3,) float32
     patch_size : int, pixels
     exchange : Exchange
-
-    Yields
-    ------
-    int, (3, H, W) float32 clipped to [0, 1]
     """
     world = exchange.world
     next_id = int(np.max(world.stack(np.array([ids[-1] + 1 if len(ids) else 0]))))
@@ -64,13 +107,19 @@ def render_views(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, v
         patches = exchange.forward(plan, shard.own, next_id)
         if patches:
             view = unit.views[world.rank]
-            image = np.empty((3, view.height, view.width), np.float32)
+            size, maps = (view.height, view.width), {}
+            image, alpha = np.empty((3, *size), np.float32), np.empty(size, np.float32)
             for p in patches:
                 patch = unit.patches[p.index]
+                window = (..., slice(patch.y0, patch.y1), slice(patch.x0, patch.x1))
                 outputs = renderer.render(patch, p.table)
-                over_background(outputs.color, outputs.alpha, background,
-                                image[:, patch.y0:patch.y1, patch.x0:patch.x1])
-            yield first + world.rank, np.clip(image, 0, 1, out=image)
+                over_background(outputs.color, outputs.alpha, background, image[window])
+                alpha[window] = outputs.alpha
+                for name, plane in outputs.maps.items():
+                    if name not in maps:
+                        maps[name] = np.empty((*plane.shape[:-2], *size), np.float32)
+                    maps[name][window] = plane
+            yield Rendering(first + world.rank, np.clip(image, 0, 1, out=image), alpha, maps)
 
 
 def score(image: np.ndarray, target: np.ndarray, mask: np.ndarray | None = None) -> tuple[float, float]:
@@ -106,11 +155,11 @@ def evaluate_views(renderer: PointRenderer, points: ArrayTable, views: Sequence[
     world, color = exchange.world, shown_background(background)
     pictures.schedule([v.index for v in views[world.rank::world.size]])
     mine: list[tuple[int, ViewScore]] = []
-    for position, image in render_views(renderer, points, ids, views, color, patch_size, exchange):
-        view = views[position]
+    for rendering in render_views(renderer, points, ids, views, color, patch_size, exchange):
+        view = views[rendering.position]
         picture: Picture = pictures.get(view.index)
         target = target_pixels(picture, view, color)
-        mine.append((position, ViewScore(view.name, *score(image, target, picture.mask))))
+        mine.append((rendering.position, ViewScore(view.name, *score(rendering.image, target, picture.mask))))
     return [s for _, s in sorted((entry for part in world.collect(mine) for entry in part), key=lambda e: e[0])]
 
 

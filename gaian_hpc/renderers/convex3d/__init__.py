@@ -145,6 +145,10 @@ class Convex3D(ProgressiveDegree):
     def _with(self, options: Options, degree: int) -> Convex3D:
         return Convex3D(options, self.backend, degree=degree)
 
+    def with_maps(self) -> Convex3D:
+        """Return the method with its map, depth."""
+        return self.with_options(depth=True)
+
     def centers(self, points: ArrayTable) -> np.ndarray:
         """Return the mean of each convex's points, (N, 3) float32."""
         return points["points"].mean(axis=1)

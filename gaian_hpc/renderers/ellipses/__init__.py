@@ -43,6 +43,10 @@ class EllipseRenderer(ProgressiveDegree):
     def _with(self, options: Any, degree: int) -> Self:
         return type(self)(options, self.backend, absgrad=self.absgrad, degree=degree)
 
+    def with_maps(self) -> Self:
+        """Return the method with its map, depth."""
+        return self.with_options(depth=True)
+
     def footprints(self, view: View, splats: ArrayTable) -> np.ndarray:
         """Return (M, 4) float32 boxes x0, y0, x1, y1 in pixels that hold every alpha ≥ 1/255."""
         r = splats["radii"] * np.float32(1.001) + np.float32(0.01)

@@ -11,7 +11,7 @@ import numpy as np
 from numba import njit, prange
 from numba.extending import register_jitable
 
-from ...arrays import Patch, View
+from ...arrays import Patch
 
 _ALPHA_MIN = 1e-6
 
@@ -39,18 +39,6 @@ def normal_loss(patch: Patch, planes: np.ndarray, origin: tuple[int, int],
     _normals(camera, planes, keep, origin[0], origin[1], left, top, slopes, total, v)
     _depths(camera, planes, origin[0], origin[1], left, top, slopes, v)
     return float(total.sum()), v
-
-
-def normals_of(view: View, depths: np.ndarray) -> np.ndarray:
-    """Return the normals (3, h, w) float32, towards the camera, of a view's depth map (h, w); zero at its border."""
-    h, w = depths.shape
-    y, x = np.mgrid[:h, :w] + 0.5
-    points = np.stack([(x - view.K[0, 2]) / view.K[0, 0], (y - view.K[1, 2]) / view.K[1, 1], np.ones((h, w))]) * depths
-    out = np.zeros((3, h, w), np.float32)
-    dx, dy = points[:, 1:-1, 2:] - points[:, 1:-1, :-2], points[:, 2:, 1:-1] - points[:, :-2, 1:-1]
-    n = np.cross(dy, dx, axis=0)
-    out[:, 1:-1, 1:-1] = n / np.maximum(np.linalg.norm(n, axis=0), 1e-30)
-    return out
 
 
 @register_jitable(error_model="numpy")

@@ -76,7 +76,7 @@ def test_an_interrupted_city_does_not_look_complete(tmp_path, monkeypatch):
     def fail(*_):
         raise KeyboardInterrupt
     with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        patch.setattr(synthetic, "_write_colmap", fail)
+        patch.setattr(synthetic, "write_colmap", fail)
         synthetic.write_city(tmp_path / "scene", **SMALL)
     assert not (tmp_path / "scene").exists()
     assert synthetic.write_city(tmp_path / "scene", **SMALL).exists()

@@ -35,9 +35,14 @@ def test_a_method_trains_and_is_looked_at_by_all_jobs(moving, tmp_path, capsys, 
     call(capsys, "train", moving, "-o", run, "--method", method, "--steps", 12, "--threads", 1)
     scores = json.loads(call(capsys, "evaluate", run, "--json"))
     assert scores["psnr"] > 5
-    call(capsys, "render", run, "-o", tmp_path / "pictures")
-    pictures = [np.asarray(Image.open(p)) for p in sorted((tmp_path / "pictures").glob("*.png"))]
-    assert len(pictures) == len(scores["views"]) and max(p.std() for p in pictures) > 5
+    folder = tmp_path / "pictures"
+    call(capsys, "render", run, "-o", folder, "--maps")
+    normals = sorted(folder.glob("*.normals.png"))
+    pictures = [np.asarray(Image.open(p)) for p in sorted(folder.glob("*.png")) if p not in normals]
+    assert len(pictures) == len(normals) == len(scores["views"]) and max(p.std() for p in pictures) > 5
+    depths = [np.asarray(Image.open(p)) for p in sorted(folder.glob("*.depth.tiff"))]
+    assert len(depths) == len(pictures) and all(d.dtype == np.float32 and np.isfinite(d).all() for d in depths)
+    assert len(list(folder.glob("*.median.tiff"))) == len(depths) * (method == "gaussian2d")
     assert json.loads(call(capsys, "inspect", run, "--json"))["method"] == method
     call(capsys, "plan", moving, "--method", method, "--ranks", 4, "--hosts", 2)
     times = ["--time", 0.5] if method == "gaussian4d" else []

@@ -5,9 +5,10 @@ import pytest
 
 from gaian_hpc.arrays import ArrayTable, Cloud, Patch, View
 from gaian_hpc.errors import SettingsError
+from gaian_hpc.evaluation.views import depth_normals
 from gaian_hpc.renderers.base import OutputGradients
 from gaian_hpc.renderers.gaussian2d import Gaussian2D, cpu
-from gaian_hpc.renderers.gaussian2d.surface import normal_loss, normals_of
+from gaian_hpc.renderers.gaussian2d.surface import normal_loss
 from gaian_hpc.renderers.projection import pack_camera
 from tests.golden.report import check
 
@@ -105,7 +106,7 @@ def test_a_surfel_that_reaches_behind_the_camera_is_drawn_and_one_seen_edge_on_k
     splats = renderer.splat(view, points, ids)
     floor, wall = (renderer.render(Patch(view, 0, 0, 60, 44), splats.take(np.array([i]))) for i in (0, 1))
     assert floor.alpha[30:].min() > 0.3
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):
         depths = floor.maps["depth"] / floor.alpha
     assert depths[43, 30] == pytest.approx(0.5 * 42 / 21.5, rel=1e-4)  # y·f_y over rows below the axis
     assert wall.alpha[22, 30] > 0.5 and np.isfinite(wall.maps["depth"]).all()
@@ -152,7 +153,7 @@ def test_the_normals_of_a_plane_are_its_own_and_agreement_costs_nothing():
     y, x = np.mgrid[:44, :60] + 0.5
     rays = np.stack([(x - 30) / 40, (y - 22) / 42, np.ones(x.shape)])
     depth = -3.0 / np.einsum("k,kyx->yx", normal, rays)
-    found = normals_of(view, depth)
+    found = depth_normals(view, depth)
     assert found[:, 1:-1, 1:-1] == pytest.approx(np.broadcast_to(normal[:, None, None], (3, 42, 58)), abs=1e-6)
     planes = np.stack([np.ones(x.shape), depth, *np.broadcast_to(normal[:, None, None], rays.shape)])
     assert normal_loss(Patch(view, 0, 0, 60, 44), planes, (0, 0), None)[0] == pytest.approx(0, abs=1e-9)
