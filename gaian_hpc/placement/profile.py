@@ -11,7 +11,7 @@ from numba import njit
 from ..arrays import ArrayTable, Patch, View
 from ..data.patches import make_patches
 from ..errors import PlacementError
-from ..renderers.base import PointRenderer, positions
+from ..renderers.base import PointRenderer, boxes_of, make_splats, positions, rows_in_view
 
 
 @dataclass(frozen=True, slots=True)
@@ -147,8 +147,8 @@ def count_patches(renderer: PointRenderer, points: ArrayTable, cell_idx: np.ndar
     keys, counts, n_before = [np.empty(0, np.int64)], [np.empty(0, np.int64)], 0
     for parts in patches:
         view = parts[0].view
-        rows = renderer.cull(view, sample)
-        boxes = np.ascontiguousarray(renderer.footprints(view, renderer.splat(view, sample, rows)), np.float32)
+        rows = rows_in_view(renderer, view, sample)
+        boxes = boxes_of(renderer, view, make_splats(renderer, view, sample, rows))
         corners = np.array([[p.x0, p.y0, p.x1, p.y1] for p in parts], np.float32)
         key, n = np.unique(_reached(boxes, corners, cells[rows], n_cells), return_counts=True)
         keys.append(key + n_before * n_cells)

@@ -166,6 +166,55 @@ def initial_values(method: str, attribute: Attribute, cloud: Cloud) -> np.ndarra
     return np.ascontiguousarray(raw, np.float32)
 
 
+def rows_in_view(renderer: PointRenderer, view: View, points: ArrayTable) -> np.ndarray:
+    """Return what ``cull`` returns, checked.
+
+    Raises
+    ------
+    GaianError
+        If it is no ascending list of rows; names the method.
+    """
+    rows = renderer.cull(view, points)
+    if not isinstance(rows, np.ndarray) or rows.ndim != 1 or rows.dtype != np.int64:
+        raise GaianError(f"method {renderer.name!r}: cull returns {_kind(rows)} where an int64 array (M,) is expected")
+    if len(rows) and not (rows[0] >= 0 and rows[-1] < points.n_rows and (rows[1:] > rows[:-1]).all()):
+        raise GaianError(f"method {renderer.name!r}: cull returns rows that do not ascend within 0 … "
+                         f"{points.n_rows - 1}")
+    return rows
+
+
+def make_splats(renderer: PointRenderer, view: View, points: ArrayTable, ids: np.ndarray) -> ArrayTable:
+    """Return what ``splat`` returns, checked.
+
+    Raises
+    ------
+    GaianError
+        If a field is missing, of another shape or no float32; names the method and the field.
+    """
+    splats = renderer.splat(view, points, ids)
+    for f in renderer.splat_fields:
+        _expect(renderer, "splat", splats, f.name, (len(ids), *f.shape))
+        if splats[f.name].dtype != np.float32:
+            raise GaianError(f"method {renderer.name!r}: splat returns {f.name!r} as {splats[f.name].dtype} where "
+                             "float32 is expected")
+    return splats
+
+
+def boxes_of(renderer: PointRenderer, view: View, splats: ArrayTable) -> np.ndarray:
+    """Return what ``footprints`` returns, (M, 4) float32, checked.
+
+    Raises
+    ------
+    GaianError
+        If it is of another shape; names the method.
+    """
+    boxes = np.ascontiguousarray(renderer.footprints(view, splats), np.float32)
+    if boxes.shape != (splats.n_rows, 4):
+        raise GaianError(f"method {renderer.name!r}: footprints returns {_kind(boxes)} where shape "
+                         f"{(splats.n_rows, 4)} is expected")
+    return boxes
+
+
 def splat_gradients(renderer: PointRenderer, patch: Patch, splats: ArrayTable, outputs: Outputs,
                     v_outputs: OutputGradients) -> ArrayTable:
     """Return what ``render_vjp`` returns, checked.
@@ -212,6 +261,10 @@ def point_gradients(renderer: PointRenderer, view: View, points: ArrayTable, ids
             raise GaianError(f"method {renderer.name!r}: splat_vjp returns a gradient of {a.name!r} that is not "
                              f"finite, for row {int(ids[bad[0]])} in view {view.name or view.index!r}")
     return v
+
+
+def _kind(x: Any) -> str:
+    return f"{x.dtype} of shape {x.shape}" if isinstance(x, np.ndarray) else type(x).__name__
 
 
 def _strays(x: np.ndarray) -> bool:

@@ -24,7 +24,7 @@ from ..distributed.exchange import Exchange, id_form, split
 from ..distributed.world import PendingSum, aligned
 from ..errors import GaianError
 from ..points.store import PointStore
-from ..renderers.base import PointRenderer, loss_planes
+from ..renderers.base import PointRenderer, boxes_of, loss_planes, make_splats, rows_in_view
 from ..schedule.scopes import Scopes
 from ..settings import Settings
 from ..timing import PhaseTimer
@@ -248,8 +248,8 @@ class PipelinedExecutor:
         complete = np.empty(len(unit.patches), bool)
         for v, view in enumerate(unit.views):
             numbers = unit.patches_of(v)
-            rows = renderer.cull(view, points)
-            splats = renderer.splat(view, points, rows)
+            rows = rows_in_view(renderer, view, points)
+            splats = make_splats(renderer, view, points, rows)
             _, tiles = reach(_Widened(renderer), view, splats, unit.patches[numbers.start:numbers.stop])
             complete[numbers.start:numbers.stop] = tiles == 0
         return complete
@@ -294,7 +294,7 @@ class PipelinedExecutor:
                 rows = np.flatnonzero(np.unpackbits(message.data[at:at + n_bytes], count=len(ids)))
                 at += aligned(n_bytes)
             with self.timer.region("splat"):
-                splats = rendered.renderer.splat(unit.views[v], points, rows)
+                splats = make_splats(rendered.renderer, unit.views[v], points, rows)
             with self.timer.region("patches"):
                 numbers = unit.patches_of(v)
                 reached, _ = reach(rendered.renderer, unit.views[v], splats, unit.patches[numbers.start:numbers.stop])
@@ -442,5 +442,5 @@ class _Widened:
         self._renderer = renderer
 
     def footprints(self, view: View, splats: ArrayTable) -> np.ndarray:
-        boxes = self._renderer.footprints(view, splats)
+        boxes = boxes_of(self._renderer, view, splats)
         return boxes + np.float32([-MARGIN_PIXELS, -MARGIN_PIXELS, MARGIN_PIXELS, MARGIN_PIXELS])

@@ -16,7 +16,7 @@ from ..arrays import ArrayTable, View
 from ..distributed.exchange import Exchange
 from ..distributed.world import aligned
 from ..points.store import PointStore
-from ..renderers.base import PointRenderer, point_gradients
+from ..renderers.base import PointRenderer, make_splats, point_gradients
 from .assign import on_one_rank
 from .step import SynchronousExecutor, ViewGradients
 from .unit import Unit
@@ -136,7 +136,7 @@ class DenseForm:
         """Return what ``renderer`` makes of no points: a gradient may have fewer columns than its attribute."""
         none = np.empty(0, np.int64)
         v_splats = ArrayTable({f.name: np.zeros((0, *f.shape), np.float32) for f in renderer.gradient_fields}, 0)
-        splats = renderer.splat(view, store.values, none)
+        splats = make_splats(renderer, view, store.values, none)
         v_points = point_gradients(renderer, view, store.values, none, splats, v_splats)
         return cls(*({name: x.shape[1:] for name, x in table.items()} for table in (v_points, v_splats)))
 

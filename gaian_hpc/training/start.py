@@ -15,7 +15,7 @@ from ..data.scene import Scene, load_scene
 from ..errors import DataError, SettingsError
 from ..points.init import cloud_from_scene
 from ..points.store import PointStore
-from ..renderers.base import PointRenderer, initial_values
+from ..renderers.base import PointRenderer, initial_values, rows_in_view
 from ..schedule.graph import ViewTracks
 from ..settings import DataSettings, Settings
 
@@ -74,7 +74,7 @@ def view_tracks(scene: Scene, settings: Settings, renderer: PointRenderer) -> Vi
         return ViewTracks.of(scene.tracks.track_offsets, scene.tracks.track_view_idx, scene.train_idx)
     points = start_points(scene, settings, renderer.attributes).values
     sample = points.take(np.arange(0, points.n_rows, max(1, points.n_rows // SAMPLED_POINTS)))
-    rows = [renderer.cull(scene.views[i], sample) for i in scene.train_idx.tolist()]
+    rows = [rows_in_view(renderer, scene.views[i], sample) for i in scene.train_idx.tolist()]
     indptr = np.cumsum([0, *map(len, rows)])
     return ViewTracks(indptr.astype(np.int64), np.concatenate(rows).astype(np.int32), sample.n_rows)
 

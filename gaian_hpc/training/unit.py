@@ -11,7 +11,7 @@ from numba import njit
 from ..arrays import TILE_SIZE, ArrayTable, Patch, View
 from ..data.patches import make_patches
 from ..distributed.exchange import OwnSplats
-from ..renderers.base import PointRenderer
+from ..renderers.base import PointRenderer, boxes_of, make_splats, rows_in_view
 from ..timing import PhaseTimer
 
 PIXEL_WORK = 0.11
@@ -100,7 +100,7 @@ def splat_unit(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, uni
     with timer.region("cull"):
         rows = tuple(cull_rows(renderer, view, points, candidates) for view in unit.views)
     with timer.region("splat"):
-        splats = tuple(renderer.splat(view, points, r) for view, r in zip(unit.views, rows, strict=True))
+        splats = tuple(make_splats(renderer, view, points, r) for view, r in zip(unit.views, rows, strict=True))
     with timer.region("patches"):
         reached, tiles = [], np.zeros(len(unit.patches), np.int64)
         offset = 0
@@ -118,13 +118,13 @@ def splat_unit(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, uni
 def cull_rows(renderer: PointRenderer, view: View, points: ArrayTable, candidates: np.ndarray | None) -> np.ndarray:
     """Return the rows, of ``candidates`` or of all, that a view reads, ascending int64."""
     if candidates is None or 2 * len(candidates) > points.n_rows:
-        rows = renderer.cull(view, points)
+        rows = rows_in_view(renderer, view, points)
         if candidates is None or len(candidates) == points.n_rows:
             return rows
         chosen = np.zeros(points.n_rows, bool)
         chosen[candidates] = True
         return rows[chosen[rows]]
-    return candidates[renderer.cull(view, points.take(candidates))]
+    return candidates[rows_in_view(renderer, view, points.take(candidates))]
 
 
 def joined(tables: Sequence[ArrayTable]) -> ArrayTable:
@@ -138,7 +138,7 @@ def joined(tables: Sequence[ArrayTable]) -> ArrayTable:
 def reach(renderer: PointRenderer, view: View, splats: ArrayTable, patches: Sequence[Patch],
           offset: int = 0) -> tuple[list[np.ndarray | slice], np.ndarray]:
     """Return the rows, counted from ``offset``, of the splats that reach each patch of a view, and its tile pairs."""
-    boxes = np.ascontiguousarray(renderer.footprints(view, splats), np.float32)
+    boxes = boxes_of(renderer, view, splats)
     xs = np.array(sorted({p.x0 for p in patches} | {view.width}), np.float32)
     ys = np.array(sorted({p.y0 for p in patches} | {view.height}), np.float32)
     counts, tiles = _count_reach(boxes, xs, ys)

@@ -10,10 +10,13 @@ from gaian_hpc.errors import GaianError, SettingsError
 from gaian_hpc.renderers.base import (
     OutputGradients,
     Outputs,
+    boxes_of,
     check_method,
     initial_values,
+    make_splats,
     point_gradients,
     positions,
+    rows_in_view,
     splat_gradients,
 )
 
@@ -113,6 +116,32 @@ def test_wrong_pixels_are_refused(color, alpha, complaint):
     with pytest.raises(GaianError, match=f"method 'mine': render returns {complaint}"):
         splat_gradients(method(), PATCH, table(at=np.zeros((4, 2))), Outputs(color, alpha, {}),
                         OutputGradients(np.full((3, 8, 8), np.nan, np.float32)))
+
+
+@pytest.mark.parametrize(("rows", "complaint"), [
+    ([1, 2], "cull returns list"),
+    (np.array([1.0, 2.0]), r"cull returns float64 of shape \(2,\)"),
+    (np.array([True] * 5), "cull returns bool of shape"),
+    (np.array([2, 1]), "rows that do not ascend within 0 … 4"),
+    (np.array([1, 5]), "rows that do not ascend within 0 … 4"),
+])
+def test_wrong_rows_are_refused(rows, complaint):
+    points = table(means=np.zeros((5, 3)))
+    with pytest.raises(GaianError, match=f"method 'mine': .*{complaint}"):
+        rows_in_view(method(cull=lambda *_: rows), VIEW, points)
+    assert rows_in_view(method(cull=lambda *_: np.array([0, 4])), VIEW, points).tolist() == [0, 4]
+
+
+@pytest.mark.parametrize(("splats", "complaint"), [
+    (table(to=np.zeros((4, 2))), "splat returns no 'at', only to"),
+    (table(at=np.zeros((4, 3))), r"splat returns 'at' of shape \(4, 3\) where \(4, 2\)"),
+    (ArrayTable({"at": np.zeros((4, 2))}), "splat returns 'at' as float64 where float32"),
+])
+def test_wrong_splats_and_boxes_are_refused(splats, complaint):
+    with pytest.raises(GaianError, match=f"method 'mine': {complaint}"):
+        make_splats(method(splat=lambda *_: splats), VIEW, None, np.arange(4))
+    with pytest.raises(GaianError, match=r"footprints returns float32 of shape \(4, 2\) where shape \(4, 4\)"):
+        boxes_of(method(footprints=lambda *_: np.zeros((4, 2))), VIEW, splats)
 
 
 def test_pixels_of_splats_that_are_not_finite_are_not_the_renderers_fault():
