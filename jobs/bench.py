@@ -11,7 +11,7 @@ from typing import Any
 import numba
 import numpy as np
 
-from gaian_hpc.arrays import View
+from gaian_hpc.arrays import Cloud, View
 from gaian_hpc.backends.threads import use_threads
 from gaian_hpc.data.cache import PictureCache
 from gaian_hpc.data.images import Picture
@@ -21,7 +21,7 @@ from gaian_hpc.distributed.world import World, open_world
 from gaian_hpc.errors import DataError
 from gaian_hpc.points.init import point_spacing
 from gaian_hpc.points.store import PointStore
-from gaian_hpc.renderers.base import build_renderer
+from gaian_hpc.renderers.base import PointRenderer, build_renderer, initial_values, positions
 from gaian_hpc.settings import Settings
 from gaian_hpc.timing import PhaseTimer, format_phases
 from gaian_hpc.training.densify import make_density
@@ -85,7 +85,7 @@ def time_steps(world: World, scene_path: Path | str, settings: Settings, options
     if points:
         train_idx = train_idx[:settings.views_per_step]
         seen = np.unique(np.concatenate([renderer.cull(views[i], store.values) for i in train_idx.tolist()]))
-        store = resampled(store, seen, points, scene, settings.seed)
+        store = resampled(renderer, store, seen, points, scene, settings.seed)
     n_points, bytes_per_point = store.n, store.bytes_per_point()
     store.keep(np.arange(n_points) % world.size == world.rank)
     exchange = make_exchange(world, renderer, settings)
@@ -139,20 +139,22 @@ def resized(view: View, width: int, height: int) -> View:
     return dataclasses.replace(view, K=K, width=width, height=height)
 
 
-def resampled(store: PointStore, seen: np.ndarray, n: int, scene: Scene, seed: int) -> PointStore:
-    """Return ``n`` points from the rows ``seen``, copies moved by their spacing, with scales for the new density.
+def resampled(renderer: PointRenderer, store: PointStore, seen: np.ndarray, n: int, scene: Scene,
+              seed: int) -> PointStore:
+    """Return ``n`` start points at the rows ``seen``, copies moved by their spacing.
 
     Raises
     ------
     DataError
-        If no point is seen, or the method's points have no means and scales.
+        If no point is seen.
     """
-    if len(seen) == 0 or not {"means", "scales"} <= store.raw.keys():
-        raise DataError(f"{scene.path}: no start point is in view, or points have no scales; leave out --points")
+    if len(seen) == 0:
+        raise DataError(f"{scene.path}: no start point is in view; leave out --points")
     rng = np.random.Generator(np.random.Philox(seed))
-    rows = np.concatenate([rng.permutation(seen) for _ in range(-(-n // len(seen)))])[:n]
-    raw = {name: x[rows].copy() for name, x in store.raw.items()}
-    copies = np.arange(n) >= len(seen)
-    raw["means"][copies] += (np.exp(raw["scales"]) * rng.standard_normal((n, 3)).astype(np.float32))[copies]
-    raw["scales"][:] = np.log(point_spacing(raw["means"], scene.extent))[:, None]
+    at = positions(renderer, store.values)[seen]
+    rows = np.concatenate([rng.permutation(len(seen)) for _ in range(-(-n // len(seen)))])[:n]
+    moved, copies = at[rows], np.arange(n) >= len(seen)
+    moved[copies] += (point_spacing(at, scene.extent)[rows, None] * rng.standard_normal((n, 3)))[copies]
+    cloud = Cloud(moved, np.full((n, 3), 0.5, np.float32), point_spacing(moved, scene.extent), np.arange(n), seed)
+    raw = {a.name: initial_values(renderer.name, a, cloud) for a in store.attributes}
     return PointStore(store.attributes, raw, np.arange(n), n)
