@@ -49,10 +49,11 @@ def alone(world, moving, tmp_path_factory):
     return result
 
 
-@pytest.mark.parametrize("sync", ["barrier", "quality"])
+@pytest.mark.parametrize(("mode", "sync"), [("sharded", "barrier"), ("sharded", "quality"), ("replicated", "quality")])
 @pytest.mark.parametrize("method", METHODS)
-def test_neither_ranks_nor_synchronisation_change_the_bits(world, moving, shared_tmp, alone, method, sync):
-    train(moving, shared_tmp, world, method, {"sync": sync})
+def test_neither_ranks_nor_modes_nor_synchronisation_change_the_bits(world, moving, shared_tmp, alone, method, mode,
+                                                                     sync):
+    train(moving, shared_tmp, world, method, {"mode": mode, "sync": sync})
     world.barrier()
     assert result_of(shared_tmp)[0] == alone(method)[0]
 

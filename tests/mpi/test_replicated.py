@@ -1,5 +1,7 @@
 """Replicated mode: the bits of sharded mode, fewer bytes than its baseline, and lossy publication that stays close."""
 
+import json
+
 import numpy as np
 import pytest
 
@@ -89,3 +91,14 @@ def test_lossy_publication_stays_close_and_is_shorter(world, city, shared_tmp, a
     assert np.abs(losses[0] - losses[1]).max() < 0.01
     stores = [read_checkpoint(latest_checkpoint(shared_tmp / name)).store for name in ("exact", codec)]
     assert len({digest_of_store(store) for store in stores}) == 2
+
+
+@pytest.mark.parametrize("changes", [{"sync": "throughput"}, {"sync": "quality", "pipeline.validation": "none"},
+                                     {"sync": "quality", "pipeline.validation": "hogwild"}],
+                         ids=["throughput", "no validation", "hogwild"])
+def test_what_reads_late_values_trains_on_replicas_too(world, city, shared_tmp, alone, changes):
+    train(city, shared_tmp, world, {**TWO_VIEWS, "mode": "replicated", **changes})
+    world.barrier()
+    losses, exact = (np.array([m["loss"] for m in lines if "loss" in m])
+                     for lines in (metrics_of(shared_tmp), map(json.loads, alone(TWO_VIEWS)[1])))
+    assert len(losses) == len(exact) == STEPS and np.abs(losses - exact).max() < 0.12  # of up to 0.5: a few steps late
