@@ -52,12 +52,12 @@ class Options:
     unit_normals: bool = False
     through_depth: bool = False
     depth: bool = False
-    lr_points: float = 5e-4
-    lr_points_final: float = 5e-6
+    lr_points: float = 2.5e-4
+    lr_points_final: float = 2.5e-6
     lr_sh: float = 2.5e-3
     lr_opacities: float = 0.05
-    lr_delta: float = 5e-3
-    lr_sigma: float = 4.5e-3
+    lr_delta: float = 0.01
+    lr_sigma: float = 0.01
     opacity: float = 0.1
     delta: float = 0.1
     sigma: float = 0.05
