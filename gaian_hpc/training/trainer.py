@@ -129,6 +129,7 @@ class Trainer:
                                     settings.seed, settings.views_per_step, self.exchange.gather,
                                     self.renderer if hasattr(self.renderer, "split_offsets") else None)
         if self.resumed is None:
+            self._warn_of_hidden_colors()
             self.density.initial(self.store)
         self.density.prepare(self.store)
         self.placer = Placer(self.exchange, self.renderer, self.store, [scene.views[i] for i in scene.train_idx],
@@ -139,6 +140,16 @@ class Trainer:
         self.sampler = make_sampler(scene, settings, self.renderer, self.homes)
         if self.resumed and settings.batches == "scheduled":
             self.sampler.check_record(self.resumed.trainer.get("schedule", {}), str(self.output))
+
+    def _warn_of_hidden_colors(self) -> None:
+        """Collective. Say so if start points come with view-dependent colours that the first steps leave out."""
+        degree, sh = getattr(self.renderer.at_step(1), "degree", None), self.store.raw.get("sh")
+        if degree is None or sh is None or sh.shape[1] <= (degree + 1) ** 2:
+            return
+        n_hidden = np.count_nonzero(sh[:, (degree + 1) ** 2:].any(axis=(1, 2)))
+        if self.world.sum(np.array([n_hidden]))[0] and self.world.is_root:
+            log.warning("the colours of %s depend on the direction of view, and training begins with degree %d; add "
+                        "--renderer.sh_every 0 to keep them from the start", self.settings.data.init, degree)
 
     def run(self) -> RunResult:
         """Train up to ``settings.steps``, or until SIGTERM, SIGINT or SIGUSR1; a checkpoint is left in any case."""

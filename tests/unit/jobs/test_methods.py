@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 from plyfile import PlyData
 
-from gaian_hpc.checkpoint.ply import read_gaussian_ply
+from gaian_hpc.checkpoint.ply import read_gaussian_ply, write_gaussian_ply
 from gaian_hpc.checkpoint.reader import read_checkpoint
 from gaian_hpc.cli import main
 from gaian_hpc.data.synthetic import write_moving
@@ -83,3 +83,16 @@ def test_what_a_method_cannot_do_is_told_by_its_name(moving, city, tmp_path, cap
     call(capsys, "train", moving, "-o", tmp_path / "d", "--method", "gaussian3d", "--steps", 2, "--threads", 1)
     assert main(["export", str(tmp_path / "d"), "-o", str(tmp_path / "d.ply"), "--time", "0.5"]) != 0
     assert "do not change in time" in capsys.readouterr().err
+
+
+def test_start_points_whose_colours_would_be_hidden_are_told(moving, tmp_path, capsys):
+    rng, n = np.random.default_rng(0), 50
+    raw = {"means": rng.normal(size=(n, 3)), "quats": rng.normal(size=(n, 4)), "scales": np.zeros((n, 3)),
+           "opacities": np.zeros(n), "sh": rng.normal(size=(n, 4, 3))}
+    write_gaussian_ply(tmp_path / "points.ply", {name: x.astype(np.float32) for name, x in raw.items()})
+    for more, warned in ((), True), (("--renderer.sh_every", 0), False):
+        capsys.readouterr()
+        assert main([str(w) for w in ("train", moving, "-o", tmp_path / str(warned), "--data.init",
+                                      tmp_path / "points.ply", "--steps", 1, "--threads", 1, *more)]) == 0
+        out, error = capsys.readouterr()
+        assert ("add --renderer.sh_every 0" in out + error) == warned
