@@ -58,10 +58,6 @@ class Scopes:
         """Return, for each of ``rows``, whether ``unit`` is still undecided about it, bool."""
         return self._states[unit][rows] == UNDECIDED
 
-    def holders(self, unit: int) -> list[np.ndarray]:
-        """Return, for each earlier unit that still has updates to do, the rows it reads, ascending int64."""
-        return [np.flatnonzero(state == READ) for earlier, state in self._states.items() if earlier < unit]
-
     def undecided(self, unit: int) -> np.ndarray:
         """Return the rows, ascending int64, that wait for earlier units."""
         return np.flatnonzero(self._states[unit] == UNDECIDED)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -32,6 +33,7 @@ from .densify import DensityControl
 from .margins import pixel_codec
 from .optimizer import Adam
 from .owned import OwnedUnit, Wave
+from .past import Past
 from .pixels import background_color
 from .rendered import Outbox, RenderedUnit
 from .replica import Publisher, Replica
@@ -41,6 +43,8 @@ from .unit import Unit, cull_rows, reach
 SPLATS, MARGIN, GRADIENTS = range(3)
 PAUSE = 3e-4  # seconds a rank without work leaves its core to others
 MARGIN_PIXELS = 8.0  # a pending point is expected within this many pixels of where it was
+
+NO_ROWS = np.empty(0, np.int64)
 
 Predictor = Callable[[Unit], np.ndarray]
 """``predictor(unit) -> (P,) int64`` render ranks, the same on every rank, from what all know before the unit begins."""
@@ -89,7 +93,8 @@ class PipelinedExecutor:
         self.n_total = int(self.world.sum(np.array([store.n]))[0])
         self._n_changes = 0
         self.reads = dict.fromkeys(("accepted", "delayed", "fallback"), 0)
-        self._magnitude = np.full(store.n, np.inf, np.float32)
+        early = settings.sync == "throughput" and settings.pipeline.validation == "full" and self._depth > 1
+        self._past = Past(store, self._depth) if early else None
         # In replicated mode what crosses is points, into replicas of their owners', and not splats.
         self._publisher: Publisher | None = None
         if settings.mode == "replicated" and self.world.size > 1:
@@ -113,8 +118,10 @@ class PipelinedExecutor:
         if self._publisher is not None and (edit is not None or not self._publisher.is_current):
             self._publisher.refresh()
         self._scopes = Scopes(self.store.n)
-        if len(self._magnitude) != self.store.n or edit is not None:
-            self._magnitude = np.full(self.store.n, np.inf, np.float32)
+        if self._past is not None:
+            if len(self._past.magnitude) != self.store.n or edit is not None:
+                self._past = Past(self.store, self._depth)
+            self._past.begin()
         while self._flights or upcoming <= last:
             while upcoming <= min(last, known + self._depth) and len(self._flights) < self._depth:
                 self._admit(upcoming, unit_of(upcoming))
@@ -197,46 +204,56 @@ class PipelinedExecutor:
         free = waiting if self.settings.pipeline.validation != "full" else self._scopes.free(flight.step)
         if not first and len(free) < len(waiting):
             return False
-        chosen = free
-        if first and self.settings.sync == "throughput" and len(free) < len(waiting):
-            chosen = self._with_delayed(flight, free, waiting)
-        wave = flight.owned.publish(chosen)
-        self._scopes.decide(flight.step, chosen, wave.rows)
-        self._n_changes += 1
-        flight.final = final = len(chosen) == len(waiting)
-        early = np.setdiff1d(chosen, free, assume_unique=True)
-        delayed = len(np.intersect1d(wave.rows, early, assume_unique=True))
-        self.reads["delayed"] += delayed
-        self.reads["accepted" if first else "fallback"] += len(wave.rows) - delayed
-        flight.n_waves += 1
-        complete = np.ones(len(flight.unit.patches), bool) if final else self._expected_complete(flight)
-        with self.timer.region("exchange"):
-            for dst in flight.receivers.tolist():
-                self._send_wave(flight, wave, dst, final, complete)
+        early, out = NO_ROWS, NO_ROWS
+        if first and self._past is not None:
+            early, out = self._delayed(flight)
+            free = np.setdiff1d(free, np.concatenate([early, out]), assume_unique=True)
+        chosen = np.union1d(free, early)
+        with self._past.before(flight.step, early) if len(early) else nullcontext():
+            wave = flight.owned.publish(chosen)
+            final = len(chosen) + len(out) == len(waiting)
+            self._scopes.decide(flight.step, np.union1d(chosen, out), wave.rows)
+            self._n_changes += 1
+            flight.final = final
+            delayed = len(np.intersect1d(wave.rows, early, assume_unique=True))
+            self.reads["delayed"] += delayed
+            self.reads["accepted" if first else "fallback"] += len(wave.rows) - delayed
+            flight.n_waves += 1
+            complete = np.ones(len(flight.unit.patches), bool) if final else self._expected_complete(flight)
+            if self._publisher is not None:
+                self._publisher.change(early)  # what is held elsewhere is not what is sent now
+            with self.timer.region("exchange"):
+                for dst in flight.receivers.tolist():
+                    self._send_wave(flight, wave, dst, final, complete)
+            if self._publisher is not None:
+                self._publisher.change(early)
         return True
 
-    def _with_delayed(self, flight: Flight, free: np.ndarray, waiting: np.ndarray) -> np.ndarray:
-        """Return the rows to decide on now: the free ones, and those that may be read before earlier updates.
+    def _delayed(self, flight: Flight) -> tuple[np.ndarray, np.ndarray]:
+        """Return the rows that a unit may read before earlier updates of them, and those it need not look at.
 
-        Odin's two bounds: the share of the unit's points that would be read too early is at most t, and the latest
-        gradient
-        of such a point is below t times the mean over the points of the unit that still has to update it.
+        Both are ascending, and follow from the predicted scopes of the units in its window. Odin's two bounds: the
+        share of the unit's points that would be read too early is at most t, and the latest gradient of such a point
+        is below t times the mean over the points of the unit that still has to update it. A point that an earlier
+        unit updates and this one does not see where it was is left out.
         """
-        pending = np.setdiff1d(waiting, free, assume_unique=True)
-        points, renderer = self.store.values, flight.rendered.renderer
-        seen = [cull_rows(renderer, view, points, None) for view in flight.unit.views]
-        read = np.unique(np.concatenate(seen))
-        early = np.intersect1d(read, pending, assume_unique=True)
-        tolerance = self.settings.pipeline.tolerance
+        past, tolerance, renderer = self._past, self.settings.pipeline.tolerance, flight.rendered.renderer
+        with past.before(flight.step) as magnitude:
+            read = np.unique(np.concatenate([cull_rows(renderer, view, self.store.values, None)
+                                             for view in flight.unit.views]))
+        past.open(flight.step, read)
+        scopes = past.scopes(flight.step)
+        held = np.unique(np.concatenate([NO_ROWS, *scopes]))
+        early = np.intersect1d(read, held, assume_unique=True)
         if len(early) > tolerance * max(len(read), 1):
-            return free
+            return NO_ROWS, NO_ROWS
         small = np.ones(len(early), bool)
-        for held in self._scopes.holders(flight.step):
-            latest = self._magnitude[held]
+        for scope in scopes:
+            latest = magnitude[scope]
             known = np.isfinite(latest)
             bound = tolerance * float(latest[known].mean()) if known.any() else 0.0
-            small &= ~np.isin(early, held, assume_unique=True) | (self._magnitude[early] < bound)
-        return np.setdiff1d(waiting, early[~small], assume_unique=True)
+            small &= ~np.isin(early, scope, assume_unique=True) | (magnitude[early] < bound)
+        return early[small], np.setdiff1d(held, read, assume_unique=True)
 
     def _expected_complete(self, flight: Flight) -> np.ndarray:
         """Return, for each patch, whether no pending point is expected to reach it, from where they were."""
@@ -393,9 +410,9 @@ class PipelinedExecutor:
     def _apply(self, flight: Flight, wave: Wave, chosen: np.ndarray) -> None:
         """Update the ``chosen`` (U,) bool points of a wave."""
         rows, v_rows = flight.owned.gradients(wave, chosen, self._observe)
-        if self.settings.sync == "throughput":
-            self._magnitude[rows] = np.sqrt(sum(np.square(v).reshape(len(rows), -1).sum(axis=1)
-                                                for v in v_rows.values()))
+        if self._past is not None:
+            self._past.keep(flight.step, rows, np.sqrt(sum(np.square(v).reshape(len(rows), -1).sum(axis=1)
+                                                           for v in v_rows.values())))
         with self.timer.region("update"):
             self.density.regularize(self.store, rows, v_rows, self.n_total)
             self.optimizer.update(self.store, rows, v_rows, flight.step)

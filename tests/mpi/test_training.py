@@ -301,3 +301,26 @@ def test_throughput_first_reads_early_within_its_bounds_and_tells_how_often(worl
     losses = [m["loss"] for m in metrics_of(shared_tmp) if "loss" in m]
     exact = [json.loads(line)["loss"] for line in alone({"patch_size": 16})[1] if '"loss"' in line]
     assert np.abs(np.array(losses) - exact).max() < 0.02
+
+
+@pytest.mark.parametrize("mode", ["sharded", "replicated"])
+def test_what_is_read_early_does_not_depend_on_timing(world, city, shared_tmp, mode):
+    import json
+    import time
+
+    from gaian_hpc.training.journal import TIMINGS_NAME
+
+    def dawdle(trainer):
+        render = trainer.renderer.render
+        trainer.renderer.at_step = lambda step: trainer.renderer
+        trainer.renderer.render = lambda *a: (time.sleep(0.01 * (1 + world.rank)), render(*a))[1]
+
+    for name, before in (("a", None), ("b", dawdle), ("c", None)):
+        train(city, shared_tmp / name, world, {
+            "sync": "throughput", "mode": mode, "pipeline.tolerance": 1.0, "patch_size": 16, "views_per_step": 2},
+            {"sh_every": 0}, before=before)
+    world.barrier()
+    results = [result_of(shared_tmp / name)[:2] for name in "abc"]
+    assert results[0] == results[1] == results[2]
+    if world.size > 1:
+        assert json.loads((shared_tmp / "a" / TIMINGS_NAME).read_text().splitlines()[-1])["reads"]["delayed"] > 0

@@ -27,7 +27,6 @@ def test_points_that_an_earlier_unit_reads_are_not_free_until_it_updated_them(tw
     two_units.update(1, np.array([1]))
     assert two_units.free(2).tolist() == [1, 3, 4, 5]
     assert two_units.settled(2, np.array([0, 1, 5])).tolist() == [False, True, True]
-    assert [h.tolist() for h in two_units.holders(2)] == [[0, 2]]
 
 
 def test_what_a_unit_has_not_decided_on_is_not_free_for_later_ones(two_units):
