@@ -59,7 +59,7 @@ def test_tile_lists_are_those_of_the_cpu(renderer):
     patch = Patch(view, 16, 16, WIDTH, HEIGHT)
     on_cpu = Gaussian3D(OPTIONS)
     splats = on_cpu.splat(view, points, on_cpu.cull(view, points))
-    lists, *_ = on_cpu.render(patch, splats).saved
+    lists = on_cpu.render(patch, splats).saved.lists
     saved = renderer.render(patch, splats).saved
     np.testing.assert_array_equal(saved.lists.offsets.get(), lists.offsets)
     np.testing.assert_array_equal(saved.lists.items.get(), lists.items)
