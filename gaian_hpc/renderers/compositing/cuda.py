@@ -114,7 +114,8 @@ class DeviceCompositor:
         ----------
         c : DeviceComposited
         v_planes : sequence of (k, (k, h, w) or (h, w) float32)
-            Gradients of groups of k planes, on host or device; ``None`` is zero. That of a median has no effect.
+            Gradients of groups of k planes, all planes in all, on host or device; ``None`` is zero. That of a median
+            has no effect.
         v_alpha : (h, w) float32, optional
         """
         device, lists, size = self._device, c.lists, c.last.shape
