@@ -320,12 +320,14 @@ def build_renderer(method: str, options: Any, backend: str, *, absgrad: bool = F
         If the backend cannot run here.
     """
     cls = renderer_class(method)
+    if backend == "cuda" and not hasattr(cls, "on_device"):
+        raise BackendError(f"method {method} has no kernels for backend cuda; use --backend cpu")
+    build = cls.on_device if backend == "cuda" else cls
+    if absgrad and "absgrad" not in signature(build).parameters:
+        raise SettingsError(f"method {method!r} has no absolute gradients; set densify.absgrad to false")
+    place: Any = "cpu"
     if backend == "cuda":
         from ..backends import cuda
 
-        if not hasattr(cls, "on_device"):
-            raise BackendError(f"method {method} has no kernels for backend cuda; use --backend cpu")
-        return cls.on_device(options, device or cuda.open_device(), absgrad=absgrad)
-    if absgrad and "absgrad" not in signature(cls).parameters:
-        raise SettingsError(f"method {method!r} has no absolute gradients; set densify.absgrad to false")
-    return cls(options, "cpu", absgrad=True) if absgrad else cls(options, "cpu")
+        place = device or cuda.open_device()
+    return build(options, place, absgrad=True) if absgrad else build(options, place)

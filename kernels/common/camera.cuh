@@ -1,24 +1,21 @@
-// Projection of a 3D Gaussian to the screen and its vector-Jacobian product (Zwicker et al. 2001), one point at a time.
-// The same maths as gaian_hpc/renderers/projection.py, where each step is explained, in float32.
+// Points, rotations and cameras whatever the method, in float32 or float64 (Real). The same maths as
+// gaian_hpc/renderers/projection.py.
 #pragma once
 
 // Layout of a packed camera: rotation (9), translation (3), fx, fy, cx, cy, width, height, near, far, centre (3).
 enum { CAM_T = 9, CAM_FX = 12, CAM_FY, CAM_CX, CAM_CY, CAM_W, CAM_H, CAM_NEAR, CAM_FAR, CAM_CENTER };
 
-#define VIEW_MARGIN 0.3f
-#define COMPENSATION_MIN 0.005f
-#define EXTENT_MAX 3.33f
 #define VISIBLE_ALPHA (1.f / 255.f)
 
-struct Vec3 { float x, y, z; };
-struct Quaternion { float w, x, y, z; };
-struct Matrix3 { float m[9]; };
-
-struct ScreenGaussian {  // mean, conic, depth, opacity after compensation, half-widths of the 1/255 box
-    float u, v, a, b, c, z, opacity, rx, ry;
-};
-
-struct Covariance { float xx, xy, yy, det, bare; };  // bare: determinant without the blur
+template <class Real> struct Vector3Of { Real x, y, z; };
+template <class Real> struct QuaternionOf { Real w, x, y, z; };
+template <class Real> struct Matrix3Of { Real m[9]; };
+typedef Vector3Of<float> Vec3;
+typedef Vector3Of<double> Vec3d;
+typedef QuaternionOf<float> Quaternion;
+typedef QuaternionOf<double> Quaterniond;
+typedef Matrix3Of<float> Matrix3;
+typedef Matrix3Of<double> Matrix3d;
 
 __device__ __forceinline__ Vec3 load3(const float* rows, long long n) {
     return {rows[3 * n], rows[3 * n + 1], rows[3 * n + 2]};
@@ -33,168 +30,59 @@ __device__ __forceinline__ Quaternion load_quaternion(const float* quats, long l
     return {q.x, q.y, q.z, q.w};
 }
 
-__device__ __forceinline__ Vec3 to_camera(const float* cam, Vec3 p) {
+__device__ __forceinline__ Vec3d wide(Vec3 p) { return {p.x, p.y, p.z}; }
+__device__ __forceinline__ Vec3 narrow(Vec3d p) { return {(float)p.x, (float)p.y, (float)p.z}; }
+__device__ __forceinline__ Quaterniond wide(Quaternion q) { return {q.w, q.x, q.y, q.z}; }
+
+template <class Real>
+__device__ __forceinline__ Vector3Of<Real> to_camera(const Real* cam, Vector3Of<Real> p) {
     return {cam[0] * p.x + cam[1] * p.y + cam[2] * p.z + cam[CAM_T],
             cam[3] * p.x + cam[4] * p.y + cam[5] * p.z + cam[CAM_T + 1],
             cam[6] * p.x + cam[7] * p.y + cam[8] * p.z + cam[CAM_T + 2]};
 }
 
-__device__ __forceinline__ Quaternion normalised(Quaternion q, float& r) {
-    r = 1.f / sqrtf(q.w * q.w + q.x * q.x + q.y * q.y + q.z * q.z);
+// The gradient of a world point, or vector, from that of the camera's.
+template <class Real>
+__device__ __forceinline__ Vector3Of<Real> to_world_vjp(const Real* cam, Vector3Of<Real> v) {
+    return {cam[0] * v.x + cam[3] * v.y + cam[6] * v.z, cam[1] * v.x + cam[4] * v.y + cam[7] * v.z,
+            cam[2] * v.x + cam[5] * v.y + cam[8] * v.z};
+}
+
+template <class Real>
+__device__ __forceinline__ bool in_depth(const Real* cam, Real z) { return z > cam[CAM_NEAR] && z <= cam[CAM_FAR]; }
+
+template <class Real>
+__device__ __forceinline__ QuaternionOf<Real> normalised(QuaternionOf<Real> q, Real& r) {
+    r = 1 / sqrt(q.w * q.w + q.x * q.x + q.y * q.y + q.z * q.z);
     return {q.w * r, q.x * r, q.y * r, q.z * r};
 }
 
-__device__ __forceinline__ Matrix3 rotation(Quaternion stored) {
-    float r;
-    const Quaternion q = normalised(stored, r);
+template <class Real>
+__device__ __forceinline__ Matrix3Of<Real> rotation(QuaternionOf<Real> stored) {
+    Real r;
+    const QuaternionOf<Real> q = normalised(stored, r);
     return {{1 - 2 * (q.y * q.y + q.z * q.z), 2 * (q.x * q.y - q.w * q.z), 2 * (q.x * q.z + q.w * q.y),
              2 * (q.x * q.y + q.w * q.z), 1 - 2 * (q.x * q.x + q.z * q.z), 2 * (q.y * q.z - q.w * q.x),
              2 * (q.x * q.z - q.w * q.y), 2 * (q.y * q.z + q.w * q.x), 1 - 2 * (q.x * q.x + q.y * q.y)}};
 }
 
-__device__ __forceinline__ Quaternion rotation_vjp(Quaternion stored, const float* v) {
-    float r;
-    const Quaternion q = normalised(stored, r);
-    const float w = q.w, x = q.x, y = q.y, z = q.z;
-    const float vw = 2 * (x * (v[7] - v[5]) + y * (v[2] - v[6]) + z * (v[3] - v[1]));
-    const float vx = 2 * (-2 * x * (v[4] + v[8]) + y * (v[1] + v[3]) + z * (v[2] + v[6]) + w * (v[7] - v[5]));
-    const float vy = 2 * (x * (v[1] + v[3]) - 2 * y * (v[0] + v[8]) + z * (v[5] + v[7]) + w * (v[2] - v[6]));
-    const float vz = 2 * (x * (v[2] + v[6]) + y * (v[5] + v[7]) - 2 * z * (v[0] + v[4]) + w * (v[3] - v[1]));
-    const float along = vw * w + vx * x + vy * y + vz * z;  // normalising removes the part along the quaternion
+template <class Real>
+__device__ __forceinline__ QuaternionOf<Real> rotation_vjp(QuaternionOf<Real> stored, const Real* v) {
+    Real r;
+    const QuaternionOf<Real> q = normalised(stored, r);
+    const Real w = q.w, x = q.x, y = q.y, z = q.z;
+    const Real vw = 2 * (x * (v[7] - v[5]) + y * (v[2] - v[6]) + z * (v[3] - v[1]));
+    const Real vx = 2 * (-2 * x * (v[4] + v[8]) + y * (v[1] + v[3]) + z * (v[2] + v[6]) + w * (v[7] - v[5]));
+    const Real vy = 2 * (x * (v[1] + v[3]) - 2 * y * (v[0] + v[8]) + z * (v[5] + v[7]) + w * (v[2] - v[6]));
+    const Real vz = 2 * (x * (v[2] + v[6]) + y * (v[5] + v[7]) - 2 * z * (v[0] + v[4]) + w * (v[3] - v[1]));
+    const Real along = vw * w + vx * x + vy * y + vz * z;  // normalising removes the part along the quaternion
     return {(vw - along * w) * r, (vx - along * x) * r, (vy - along * y) * r, (vz - along * z) * r};
 }
 
-struct Slopes { float x, y; bool free_x, free_y; };  // x/z and y/z clamped to the widened view; whether they were inside
-
-__device__ __forceinline__ Slopes clamped_slopes(const float* cam, Vec3 p) {
-    const float margin_x = VIEW_MARGIN * 0.5f * cam[CAM_W] / cam[CAM_FX];
-    const float margin_y = VIEW_MARGIN * 0.5f * cam[CAM_H] / cam[CAM_FY];
-    const float sx = p.x / p.z, sy = p.y / p.z;
-    const float x = fminf(fmaxf(sx, -cam[CAM_CX] / cam[CAM_FX] - margin_x),
-                          (cam[CAM_W] - cam[CAM_CX]) / cam[CAM_FX] + margin_x);
-    const float y = fminf(fmaxf(sy, -cam[CAM_CY] / cam[CAM_FY] - margin_y),
-                          (cam[CAM_H] - cam[CAM_CY]) / cam[CAM_FY] + margin_y);
-    return {x, y, x == sx, y == sy};
-}
-
-struct Rows { float a[3], b[3]; };  // the two rows of J R, J the Jacobian of the projection
-
-__device__ __forceinline__ Rows jacobian_rows(const float* cam, float z, Slopes s) {
-    const float jx = cam[CAM_FX] / z, jy = cam[CAM_FY] / z;
-    return {{jx * (cam[0] - s.x * cam[6]), jx * (cam[1] - s.x * cam[7]), jx * (cam[2] - s.x * cam[8])},
-            {jy * (cam[3] - s.y * cam[6]), jy * (cam[4] - s.y * cam[7]), jy * (cam[5] - s.y * cam[8])}};
-}
-
-// T = J R M (2 x 3), M = rot diag(s): the screen covariance is T T' + eps.
-__device__ __forceinline__ void screen_axes(const Rows& j, const Matrix3& rot, Vec3 s, float* t) {
-    const float scale[3] = {s.x, s.y, s.z};
-#pragma unroll
-    for (int k = 0; k < 3; ++k) {
-        t[k] = (j.a[0] * rot.m[k] + j.a[1] * rot.m[3 + k] + j.a[2] * rot.m[6 + k]) * scale[k];
-        t[3 + k] = (j.b[0] * rot.m[k] + j.b[1] * rot.m[3 + k] + j.b[2] * rot.m[6 + k]) * scale[k];
-    }
-}
-
-__device__ __forceinline__ Covariance covariance(const float* t, float eps) {
-    const float xx = t[0] * t[0] + t[1] * t[1] + t[2] * t[2];
-    const float xy = t[0] * t[3] + t[1] * t[4] + t[2] * t[5];
-    const float yy = t[3] * t[3] + t[4] * t[4] + t[5] * t[5];
-    const float c0 = t[1] * t[5] - t[2] * t[4], c1 = t[2] * t[3] - t[0] * t[5], c2 = t[0] * t[4] - t[1] * t[3];
-    const float bare = c0 * c0 + c1 * c1 + c2 * c2;  // a cross product does not cancel for needles
-    return {xx + eps, xy, yy + eps, bare + eps * (xx + yy) + eps * eps, bare};
-}
-
-__device__ __forceinline__ float compensation(const Covariance& s) {
-    return sqrtf(fmaxf(s.bare / s.det, COMPENSATION_MIN * COMPENSATION_MIN));
-}
-
-__device__ __forceinline__ ScreenGaussian to_screen(const float* cam, Vec3 mean, const Matrix3& rot, Vec3 scales,
-                                                    float opacity, float eps, bool antialiased) {
-    const Vec3 p = to_camera(cam, mean);
-    float t[6];
-    screen_axes(jacobian_rows(cam, p.z, clamped_slopes(cam, p)), rot, scales, t);
-    const Covariance s = covariance(t, eps);
-    if (antialiased) opacity *= compensation(s);
-    float extent = 0.f;
-    if (opacity >= VISIBLE_ALPHA) extent = fminf(EXTENT_MAX, sqrtf(2.f * logf(255.f * opacity)));
-    return {cam[CAM_FX] * p.x / p.z + cam[CAM_CX], cam[CAM_FY] * p.y / p.z + cam[CAM_CY],
-            s.yy / s.det, -s.xy / s.det, s.xx / s.det, p.z, opacity, extent * sqrtf(s.xx), extent * sqrtf(s.yy)};
-}
-
-// Whether the 1/255 box, rounded up to whole pixels, meets the picture.
-__device__ __forceinline__ bool in_view(const float* cam, const ScreenGaussian& g) {
-    const float rx = ceilf(g.rx), ry = ceilf(g.ry);
-    return g.z > cam[CAM_NEAR] && g.z <= cam[CAM_FAR] && rx > 0 && ry > 0 && g.u + rx > 0 && g.u - rx < cam[CAM_W] &&
-           g.v + ry > 0 && g.v - ry < cam[CAM_H];
-}
-
-struct GaussianGradient { Vec3 mean, scales; Matrix3 rot; float opacity; };
-
-// Gradients of the world Gaussian from those of its screen mean, conic, depth and opacity.
-__device__ __forceinline__ GaussianGradient to_screen_vjp(const float* cam, Vec3 mean, const Matrix3& rot, Vec3 scales,
-                                                          float opacity, float eps, bool antialiased, float v_u,
-                                                          float v_v, Vec3 v_conic, float v_depth, float v_opacity) {
-    const Vec3 p = to_camera(cam, mean);
-    const Slopes slopes = clamped_slopes(cam, p);
-    const Rows j = jacobian_rows(cam, p.z, slopes);
-    float t[6];
-    screen_axes(j, rot, scales, t);
-    const Covariance s = covariance(t, eps);
-    // With Q the inverse covariance and V the symmetric gradient of Q, the gradient of the covariance is -Q V Q.
-    const float a = s.yy / s.det, b = -s.xy / s.det, c = s.xx / s.det;
-    const float v0 = v_conic.x, v1 = 0.5f * v_conic.y, v2 = v_conic.z;
-    const float p00 = a * v0 + b * v1, p01 = a * v1 + b * v2, p10 = b * v0 + c * v1, p11 = b * v1 + c * v2;
-    float v_xx = -(p00 * a + p01 * b), v_xy = -2.f * (p00 * b + p01 * c), v_yy = -(p10 * b + p11 * c);
-    GaussianGradient g;
-    g.opacity = v_opacity;
-    if (antialiased) {
-        if (s.bare / s.det > COMPENSATION_MIN * COMPENSATION_MIN) {
-            const float half = 0.5f * v_opacity * opacity * sqrtf(s.bare / s.det);
-            v_xx += half * ((s.yy - eps) / s.bare - s.yy / s.det);
-            v_yy += half * ((s.xx - eps) / s.bare - s.xx / s.det);
-            v_xy += half * (-2.f * s.xy / s.bare + 2.f * s.xy / s.det);
-        }
-        g.opacity *= compensation(s);
-    }
-    float v_t[6];
-#pragma unroll
-    for (int k = 0; k < 3; ++k) {
-        v_t[k] = 2 * v_xx * t[k] + v_xy * t[3 + k];
-        v_t[3 + k] = 2 * v_yy * t[3 + k] + v_xy * t[k];
-    }
-    const float scale[3] = {scales.x, scales.y, scales.z};
-    float v_scale[3], v_a[3] = {}, v_b[3] = {};
-#pragma unroll
-    for (int k = 0; k < 3; ++k) {
-        const float u = v_t[k] * scale[k], w = v_t[3 + k] * scale[k];
-        v_scale[k] = v_t[k] * (j.a[0] * rot.m[k] + j.a[1] * rot.m[3 + k] + j.a[2] * rot.m[6 + k]) +
-                     v_t[3 + k] * (j.b[0] * rot.m[k] + j.b[1] * rot.m[3 + k] + j.b[2] * rot.m[6 + k]);
-#pragma unroll
-        for (int i = 0; i < 3; ++i) {
-            g.rot.m[3 * i + k] = j.a[i] * u + j.b[i] * w;
-            v_a[i] += u * rot.m[3 * i + k];
-            v_b[i] += w * rot.m[3 * i + k];
-        }
-    }
-    g.scales = {v_scale[0], v_scale[1], v_scale[2]};
-    // Then of J = (jx, 0, -jx sx), (0, jy, -jy sy).
-    const float jx = cam[CAM_FX] / p.z, jy = cam[CAM_FY] / p.z;
-    const float v_j00 = v_a[0] * cam[0] + v_a[1] * cam[1] + v_a[2] * cam[2];
-    const float v_j02 = v_a[0] * cam[6] + v_a[1] * cam[7] + v_a[2] * cam[8];
-    const float v_j11 = v_b[0] * cam[3] + v_b[1] * cam[4] + v_b[2] * cam[5];
-    const float v_j12 = v_b[0] * cam[6] + v_b[1] * cam[7] + v_b[2] * cam[8];
-    Vec3 q = {jx * v_u, jy * v_v, v_depth - (jx * p.x * v_u + jy * p.y * v_v) / p.z};
-    q.z += (-(v_j00 * jx + v_j11 * jy) + v_j02 * jx * slopes.x + v_j12 * jy * slopes.y) / p.z;
-    if (slopes.free_x) { q.x -= v_j02 * jx / p.z; q.z += v_j02 * jx * slopes.x / p.z; }
-    if (slopes.free_y) { q.y -= v_j12 * jy / p.z; q.z += v_j12 * jy * slopes.y / p.z; }
-    g.mean = {cam[0] * q.x + cam[3] * q.y + cam[6] * q.z, cam[1] * q.x + cam[4] * q.y + cam[7] * q.z,
-              cam[2] * q.x + cam[5] * q.y + cam[8] * q.z};
-    return g;
-}
-
 // The unit vector from the camera centre to a point, and its inverse length.
-__device__ __forceinline__ Vec3 direction(const float* cam, Vec3 p, float& r) {
-    const Vec3 d = {p.x - cam[CAM_CENTER], p.y - cam[CAM_CENTER + 1], p.z - cam[CAM_CENTER + 2]};
-    r = 1.f / sqrtf(d.x * d.x + d.y * d.y + d.z * d.z);
+template <class Real>
+__device__ __forceinline__ Vector3Of<Real> direction(const Real* cam, Vector3Of<Real> p, Real& r) {
+    const Vector3Of<Real> d = {p.x - cam[CAM_CENTER], p.y - cam[CAM_CENTER + 1], p.z - cam[CAM_CENTER + 2]};
+    r = 1 / sqrt(d.x * d.x + d.y * d.y + d.z * d.z);
     return {d.x * r, d.y * r, d.z * r};
 }

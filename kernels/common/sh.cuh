@@ -1,5 +1,6 @@
 // Spherical harmonics of degree 0 to 3 and their derivatives: basis, order and signs of 3DGS.
 #pragma once
+#include "common/camera.cuh"
 
 #define SH_C0 0.28209479177387814f
 #define SH_C1 0.4886025119029199f
@@ -57,4 +58,38 @@ __device__ __forceinline__ Vec3 sh_direction_vjp(float x, float y, float z, cons
               SH_C32 * 8.f * x * z * v[13] + SH_C34 * (xx - yy) * v[14];
     }
     return {vx, vy, vz};
+}
+
+// The colour max(0, SH + 1/2) of point i, which has sh_rows coefficients of 3 values, at a unit direction.
+template <int DEGREE>
+__device__ __forceinline__ Vec3 sh_color(const float* sh, int sh_rows, long long i, Vec3 d) {
+    float basis[16];
+    sh_basis<DEGREE>(d.x, d.y, d.z, basis);
+    Vec3 color = {0.5f, 0.5f, 0.5f};
+#pragma unroll
+    for (int k = 0; k < (DEGREE + 1) * (DEGREE + 1); ++k) {
+        const Vec3 c = load3(sh, i * sh_rows + k);
+        color.x += basis[k] * c.x; color.y += basis[k] * c.y; color.z += basis[k] * c.z;
+    }
+    return {fmaxf(color.x, 0.f), fmaxf(color.y, 0.f), fmaxf(color.z, 0.f)};
+}
+
+// Write the gradients of point i's active coefficients to row m of v_sh; return that of the direction, at right angles
+// to it, from the gradient v of the colour, which is none where the colour was clamped at zero.
+template <int DEGREE>
+__device__ __forceinline__ Vec3 sh_color_vjp(const float* sh, int sh_rows, long long i, Vec3 d, Vec3 color, Vec3 v,
+                                             float* v_sh, long long m) {
+    constexpr int K = (DEGREE + 1) * (DEGREE + 1);
+    float basis[16], v_basis[16];
+    v = {color.x > 0.f ? v.x : 0.f, color.y > 0.f ? v.y : 0.f, color.z > 0.f ? v.z : 0.f};
+    sh_basis<DEGREE>(d.x, d.y, d.z, basis);
+#pragma unroll
+    for (int k = 0; k < K; ++k) {
+        const Vec3 s = load3(sh, i * sh_rows + k);
+        store3(v_sh, m * K + k, {basis[k] * v.x, basis[k] * v.y, basis[k] * v.z});
+        v_basis[k] = s.x * v.x + s.y * v.y + s.z * v.z;
+    }
+    const Vec3 u = sh_direction_vjp<DEGREE>(d.x, d.y, d.z, v_basis);
+    const float along = u.x * d.x + u.y * d.y + u.z * d.z;
+    return {u.x - along * d.x, u.y - along * d.y, u.z - along * d.z};
 }

@@ -5,9 +5,10 @@
 
 #define SPAN_SLACK 0.01f  // pixels; covers rounding, the cut at 1/255 decides per pixel
 
-// Columns: mean (2), conic (3), opacity; the ellipse alpha = 1/255 (6); colour (3), depth.
-template <bool ABSGRAD>
-struct Ellipse {
+// Columns: mean (2), conic (3), opacity; the ellipse alpha = 1/255 (6); colour (3), depth. With N = 3 features, the
+// colour, or 4.
+template <bool ABSGRAD, int N>
+struct Ellipse : ConstantFeatures<Ellipse<ABSGRAD, N>, N> {
     static constexpr int COLUMNS = 16, PIXEL = 6, GEOMETRY = 12, MOMENTS = ABSGRAD ? 8 : 6;
 
     struct Geometry { float x, y, det, limit, top, reach, inverse, slope; };

@@ -1,5 +1,5 @@
 // 3D Gaussian Splatting: cull, splat and its vjp. One thread a point; launch: ceil(n / 256) blocks of 256.
-#include "common/camera.cuh"
+#include "common/gaussian.cuh"
 #include "common/sh.cuh"
 
 // Mark the points whose 1/255 box meets the picture.
@@ -33,16 +33,8 @@ project(long long n, const long long* __restrict__ ids, const float* __restrict_
     depths[m] = g.z;
     out_opacities[m] = g.opacity;
     radii[m] = make_float2(g.rx, g.ry);
-    float r, basis[16];
-    const Vec3 d = direction(cam, mean, r);
-    sh_basis<DEGREE>(d.x, d.y, d.z, basis);
-    Vec3 color = {0.5f, 0.5f, 0.5f};
-#pragma unroll
-    for (int k = 0; k < (DEGREE + 1) * (DEGREE + 1); ++k) {
-        const Vec3 c = load3(sh, i * sh_rows + k);
-        color.x += basis[k] * c.x; color.y += basis[k] * c.y; color.z += basis[k] * c.z;
-    }
-    store3(colors, m, {fmaxf(color.x, 0.f), fmaxf(color.y, 0.f), fmaxf(color.z, 0.f)});
+    float r;
+    store3(colors, m, sh_color<DEGREE>(sh, sh_rows, i, direction(cam, mean, r)));
 }
 
 // Gradients of rows ids from those of their splats; v_sh has the active coefficients only.
@@ -68,20 +60,8 @@ project_vjp(long long n, const long long* __restrict__ ids, const float* __restr
     v_quats[m] = make_float4(v_q.w, v_q.x, v_q.y, v_q.z);
     store3(v_scales, m, g.scales);
     v_opacities[m] = g.opacity;
-    constexpr int K = (DEGREE + 1) * (DEGREE + 1);
-    float r, basis[16], v_basis[16];
-    const Vec3 d = direction(cam, mean, r), c = load3(colors, m);
-    Vec3 v = load3(v_colors, m);
-    v = {c.x > 0.f ? v.x : 0.f, c.y > 0.f ? v.y : 0.f, c.z > 0.f ? v.z : 0.f};  // none where clamped at zero
-    sh_basis<DEGREE>(d.x, d.y, d.z, basis);
-#pragma unroll
-    for (int k = 0; k < K; ++k) {
-        const Vec3 s = load3(sh, i * sh_rows + k);
-        store3(v_sh, m * K + k, {basis[k] * v.x, basis[k] * v.y, basis[k] * v.z});
-        v_basis[k] = s.x * v.x + s.y * v.y + s.z * v.z;
-    }
-    const Vec3 u = sh_direction_vjp<DEGREE>(d.x, d.y, d.z, v_basis);
-    const float along = u.x * d.x + u.y * d.y + u.z * d.z;
-    store3(v_means, m, {g.mean.x + (u.x - along * d.x) * r, g.mean.y + (u.y - along * d.y) * r,
-                        g.mean.z + (u.z - along * d.z) * r});
+    float r;
+    const Vec3 d = direction(cam, mean, r);
+    const Vec3 u = sh_color_vjp<DEGREE>(sh, sh_rows, i, d, load3(colors, m), load3(v_colors, m), v_sh, m);
+    store3(v_means, m, {g.mean.x + u.x * r, g.mean.y + u.y * r, g.mean.z + u.z * r});
 }

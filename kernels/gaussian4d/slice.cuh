@@ -1,7 +1,7 @@
 // The slice of a 4D Gaussian at a time, and its vector-Jacobian product (Yang et al. 2024, section 3.2).
 // The same maths as gaian_hpc/renderers/gaussian4d/cpu.py, where the square root of the slice's covariance is derived.
 #pragma once
-#include "common/camera.cuh"
+#include "common/gaussian.cuh"
 
 __device__ __forceinline__ Quaternion operator*(Quaternion a, Quaternion b) {
     return {a.w * b.w - a.x * b.x - a.y * b.y - a.z * b.z, a.w * b.x + a.x * b.w + a.y * b.z - a.z * b.y,

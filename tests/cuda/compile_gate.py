@@ -17,13 +17,18 @@ MAX_REGISTERS = 128  # at 256 threads a block, two blocks a multiprocessor; the 
 MAX_COMPOSITOR_REGISTERS = 64  # four blocks
 MAX_SHARED = 48 << 10
 PROJECTIONS = [f"{kernel}<{d}>" for d in range(4) for kernel in ("project", "project_vjp")]
+
+
+def compositors(*methods: str) -> list[str]:
+    """Return the instances of the compositor and the tile lists for methods by their C++ types."""
+    return [f"{kernel}<{arguments}>" for method in methods for kernel, arguments in (
+        ("count_tiles", method), ("emit_tiles", method), ("composite", method), ("composite_vjp", f"{method}, false"),
+        ("composite_vjp", f"{method}, true"))]
+
+
 INSTANCES = {
     "gaussian3d/gaussian3d.cu": PROJECTIONS, "gaussian4d/gaussian4d.cu": PROJECTIONS,
-    "ellipses/ellipses.cu": [
-        f"{kernel}<{arguments}>" for absgrad in ("false", "true") for kernel, arguments in (
-            ("count_tiles", f"Ellipse<{absgrad}>"), ("emit_tiles", f"Ellipse<{absgrad}>"),
-            *((("composite", f"Ellipse<{absgrad}>, {c}")) for c in (3, 4)),
-            *((("composite_vjp", f"Ellipse<{absgrad}>, {c}, {d}")) for c in (3, 4) for d in ("false", "true")))],
+    "ellipses/ellipses.cu": compositors(*(f"Ellipse<{absgrad}, {n}>" for absgrad in ("false", "true") for n in (3, 4))),
     "training/loss.cu": [], "training/points.cu": [], "training/codecs.cu": [],
 }
 _USAGE = re.compile(r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gaian_hpc.arrays import ArrayTable, Patch, View
@@ -16,13 +18,13 @@ POINT_ARRAYS = ("points", "delta", "sigma", "opacities", "sh")
 WAYS = {"": {}, "full_": {"through_depth": True}, "unit_": {"unit_normals": True}}
 
 
-def measure(case: Case, prefix: str) -> dict[str, np.ndarray]:
-    """Return picture and gradients of one way, named as in the file."""
+def measure(case: Case, prefix: str, build: Callable[[Convex3D.Options], Convex3D]) -> dict[str, np.ndarray]:
+    """Return picture and gradients of one way, named as in the file; ``build`` makes the renderer."""
     n, size = len(case["points"]), (int(case.scalar("height")), int(case.scalar("width")))
     degree = int(case.scalar("sh_degree"))
     case.expect_shapes(points=(n, 6, 3), delta=(n,), sigma=(n,), opacities=(n,), sh=(n, (degree + 1) ** 2, 3),
                        viewmat=(4, 4), K=(3, 3), background=(3,), v_image=(*size, 3), v_alpha=size, fragile=size)
-    renderer = Convex3D(Convex3D.Options(sh_degree=degree, **WAYS[prefix]))
+    renderer = build(Convex3D.Options(sh_degree=degree, **WAYS[prefix]))
     view = View(case["viewmat"], case["K"], size[1], size[0], near=case.scalar("near"))
     points = ArrayTable({name: np.ascontiguousarray(case[name]) for name in POINT_ARRAYS})
     patch, ids = Patch(view, 0, 0, view.width, view.height), renderer.cull(view, points)
@@ -40,9 +42,9 @@ def measure(case: Case, prefix: str) -> dict[str, np.ndarray]:
     return {prefix + name: x for name, x in found.items()}
 
 
-def compare_scene(case: Case) -> list[Comparison]:
+def compare_scene(case: Case, build: Callable[[Convex3D.Options], Convex3D] = Convex3D) -> list[Comparison]:
     """Return the verdict on every array that the file holds and the API gives."""
-    got = {name: x for prefix in WAYS for name, x in measure(case, prefix).items()}
+    got = {name: x for prefix in WAYS for name, x in measure(case, prefix, build).items()}
     verdicts = []
     for name in (n for n in case if n in got):
         ref, x = case.double(name), got[name]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 
 from gaian_hpc.arrays import ArrayTable, Patch, View
@@ -18,8 +20,8 @@ PICTURES = {"image": "tile", "image_notile": "", "alpha": "tile", "normals_accum
             "depth_isect_median": "near", "distortion_isect": "near"}
 
 
-def measure(case: Case) -> dict[str, np.ndarray]:
-    """Return splats, pictures and the three sets of gradients, named as in the file."""
+def measure(case: Case, build: Callable[[Gaussian2D.Options], Gaussian2D]) -> dict[str, np.ndarray]:
+    """Return splats, pictures and the three sets of gradients, named as in the file; ``build`` makes the renderer."""
     n, size = len(case["means"]), (int(case.scalar("height")), int(case.scalar("width")))
     degree = int(case.scalar("sh_degree"))
     case.expect_shapes(means=(n, 3), quats=(n, 4), scales=(n, 2), opacities=(n,), sh=(n, (degree + 1) ** 2, 3),
@@ -31,7 +33,7 @@ def measure(case: Case) -> dict[str, np.ndarray]:
     patch = Patch(view, 0, 0, view.width, view.height)
     found: dict[str, np.ndarray] = {}
     for depth in ("center", "intersection"):
-        renderer = Gaussian2D(Gaussian2D.Options(sh_degree=degree, depth=depth), maps=True)
+        renderer = build(Gaussian2D.Options(sh_degree=degree, depth=depth)).with_maps()
         # The file leaves out surfels whose 3.33-sigma box misses the picture, although that box is not conservative.
         ids = np.intersect1d(renderer.cull(view, points), np.flatnonzero((case["radii"] > 0).all(axis=1)))
         splats = renderer.splat(view, points, ids)
@@ -69,9 +71,9 @@ def measure(case: Case) -> dict[str, np.ndarray]:
     return found
 
 
-def compare_scene(case: Case) -> list[Comparison]:
+def compare_scene(case: Case, build: Callable[[Gaussian2D.Options], Gaussian2D] = Gaussian2D) -> list[Comparison]:
     """Return the verdict on every array that the file holds and the API gives."""
-    got = measure(case)
+    got = measure(case, build)
     verdicts = []
     for name in (n for n in case if n in got):
         ref, x = case.double(name), got[name]

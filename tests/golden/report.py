@@ -23,6 +23,10 @@ INPUTS = re.compile(r"v_.*|f32relerr__.*|means|points|delta|sigma|times|quats(_[
 # What measures a kind of case, and how many float32 runs of the oracle say what float32 costs there.
 MEASURES = {"gaussian3d scene": (gaussian3d.measure_scene, 3),
             "gaussian3d projection": (gaussian3d.measure_projection, 12), "sh": (gaussian3d.measure_sh, 3)}
+# What compares a scene of a method that has no float64 oracle here, and the method.
+SCENES = {"convex3d": (convex.compare_scene, convex.Convex3D), "gaussian2d": (gaussian2d.compare_scene,
+                                                                              gaussian2d.Gaussian2D),
+          "gaussian4d": (gaussian4d.compare_scene, gaussian4d.Gaussian4D)}
 
 
 @dataclass(frozen=True)
@@ -101,14 +105,10 @@ def _compare(case: Case, backend: str) -> list[Comparison]:
         if exact and "v_covars" in case:
             got |= gaussian3d.covariance_arrays(case)
         return gaussian3d.compare_all(case, got, costs, exact)
-    if case.kind == "convex3d" and backend == "cpu":
-        return convex.compare_scene(case)
-    if case.kind == "gaussian2d" and backend == "cpu":
-        return gaussian2d.compare_scene(case)
-    if case.kind == "gaussian4d" and not exact:
+    if case.kind in SCENES and not exact:
+        compare_scene, method = SCENES[case.kind]
         device = device_of(backend)
-        build = gaussian4d.Gaussian4D
-        return gaussian4d.compare_scene(case, build if device is None else lambda o: build.on_device(o, device))
+        return compare_scene(case, method if device is None else lambda options: method.on_device(options, device))
     if case.kind == "ssim":
         return training.compare_ssim(case, exact, device_of(backend))
     if case.kind == "adam" and not exact:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -47,9 +48,22 @@ class DeviceTileLists:
 
 
 @dataclass(frozen=True, slots=True)
-class Composited:
-    """What the forward pass leaves on the device: planes (C, h, w), transmittance and last contributor (h, w)."""
+class DeviceComposited:
+    """A patch as its method's splats make it, and what its gradients need, on the device.
 
+    Attributes
+    ----------
+    table : (M, COLUMNS) float32
+    planes : (P, h, w) float32
+        The channels and, where the method has a channel of depths, their median and perhaps their distortion.
+    transmittance : (h, w) float32
+    last : (h, w) int32
+        Rank of the last contributor of the tile's list.
+    """
+
+    patch: Patch
+    lists: DeviceTileLists
+    table: Any
     planes: Any
     transmittance: Any
     last: Any
@@ -65,18 +79,63 @@ class DeviceCompositor:
         Kernel file that includes ``compositing/sort.cuh`` and ``compositing/binning.cuh``.
     method : str
         C++ type of the method in it.
-    n_moments, n_channels : int
+    n_moments, n_features, n_planes : int
+        Its terms of the geometry, its features, and the planes that it makes.
     """
 
-    def __init__(self, device: Device, source: str, method: str, n_moments: int, n_channels: int):
-        self.n_moments, self.n_channels = n_moments, n_channels
+    def __init__(self, device: Device, source: str, method: str, n_moments: int, n_features: int, n_planes: int):
+        self.n_moments, self.n_features, self.n_planes = n_moments, n_features, n_planes
         self._device = device
         self._file = device.kernels(source)
-        instance = f"{method}, {n_channels}"
-        self._count, self._emit = f"count_tiles<{method}>", f"emit_tiles<{method}>"
-        self._forward = f"composite<{instance}>"
-        self._backward = f"composite_vjp<{instance}, {'true' if device.deterministic else 'false'}>"
+        self._count, self._emit, self._forward = (f"{kernel}<{method}>" for kernel in ("count_tiles", "emit_tiles",
+                                                                                       "composite"))
+        self._backward = f"composite_vjp<{method}, {'true' if device.deterministic else 'false'}>"
         self._file.prepare(self._count, self._emit, self._forward, self._backward)
+
+    def composite(self, patch: Patch, depths: Any, table: Any) -> DeviceComposited:
+        """Blend splats over a patch.
+
+        Parameters
+        ----------
+        depths : (M,) float32
+        table : (M, COLUMNS) float32
+        """
+        device, size, lists = self._device, (patch.height, patch.width), self.bin_splats(patch, depths, table)
+        out = DeviceComposited(patch, lists, table, device.empty((self.n_planes, *size)), device.empty(size),
+                               device.empty(size, np.int32))
+        self._file.launch(self._forward, lists.n_x * lists.n_y, *_geometry(patch, lists), lists.offsets, lists.items,
+                          table, out.planes, out.transmittance, out.last)
+        return out
+
+    def gradients(self, c: DeviceComposited, v_planes: Sequence[tuple[int, Any]], v_alpha: Any) -> Any:
+        """Return what each splat's terms add up to, (M, n_moments + n_features) float32 on the device.
+
+        Parameters
+        ----------
+        c : DeviceComposited
+        v_planes : sequence of (k, (k, h, w) or (h, w) float32)
+            Gradients of groups of k planes, all planes in all, on host or device; ``None`` is zero. That of a median
+            has no effect.
+        v_alpha : (h, w) float32, optional
+        """
+        device, lists, size = self._device, c.lists, c.last.shape
+        width, n, deterministic = self.n_moments + self.n_features, len(c.lists.order), self._device.deterministic
+
+        def gradient(shape: tuple[int, ...], x: Any) -> Any:
+            return device.zeros(shape) if x is None else device.array(x, np.float32).reshape(shape)
+
+        parts = [gradient((k, *size), x) for k, x in v_planes]
+        v = parts[0] if len(parts) == 1 else device.xp.concatenate(parts)
+        rows = device.zeros((len(lists.items) if deterministic else n, width))
+        self._file.launch(self._backward, lists.n_x * lists.n_y, *_geometry(c.patch, lists), lists.offsets, lists.items,
+                          lists.slots if deterministic else lists.items, c.table, c.planes, v, gradient(size, v_alpha),
+                          c.transmittance, c.last, rows)
+        if not deterministic:
+            return rows
+        sums = device.empty((n, width))
+        self._file.launch("sum_slots", -(-n * width // 256), np.int64(n), np.int32(width), lists.order, lists.counts,
+                          lists.ends, rows, sums)
+        return sums
 
     def bin_splats(self, patch: Patch, depths: Any, table: Any) -> DeviceTileLists:
         """Return the tile lists of a patch; the number of pairs is all that comes back to the host.
@@ -125,31 +184,6 @@ class DeviceCompositor:
                               device.xp.cumsum(counts), sorted_keys, sorted_values)
             keys, values = sorted_keys, sorted_values
         return keys, values
-
-    def forward(self, patch: Patch, lists: DeviceTileLists, table: Any) -> Composited:
-        """Composite a patch."""
-        device, size = self._device, (patch.height, patch.width)
-        out = Composited(device.empty((self.n_channels, *size)), device.empty(size), device.empty(size, np.int32))
-        self._file.launch(self._forward, lists.n_x * lists.n_y, *_geometry(patch, lists), lists.offsets, lists.items,
-                          table, out.planes, out.transmittance, out.last)
-        return out
-
-    def backward(self, patch: Patch, lists: DeviceTileLists, table: Any, out: Composited, v_planes: Any,
-                 v_alpha: Any) -> Any:
-        """Return the sums (M, moments + channels) of each splat's terms."""
-        device, width = self._device, self.n_moments + self.n_channels
-        deterministic = device.deterministic
-        n = len(lists.order)
-        rows = device.zeros((len(lists.items) if deterministic else n, width))
-        self._file.launch(self._backward, lists.n_x * lists.n_y, *_geometry(patch, lists), lists.offsets, lists.items,
-                          lists.slots if deterministic else lists.items, table, v_planes, v_alpha, out.transmittance,
-                          out.last, rows)
-        if not deterministic:
-            return rows
-        sums = device.empty((n, width))
-        self._file.launch("sum_slots", -(-n * width // 256), np.int64(n), np.int32(width), lists.order, lists.counts,
-                          lists.ends, rows, sums)
-        return sums
 
 
 def _geometry(patch: Patch, lists: DeviceTileLists) -> tuple[np.int32, ...]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
@@ -16,6 +16,7 @@ from ..degrees import ProgressiveDegree
 from ..sh import C0, n_coefficients
 
 if TYPE_CHECKING:
+    from ...backends.cuda import Device
     from ..compositing.cpu import Compositor
 
 MAX_DEGREE = 3
@@ -152,18 +153,25 @@ class Gaussian2D(ProgressiveDegree):
         self.attributes = point_attributes(options)
         self.loss_maps = LOSS_MAPS if any(weights) else ()
 
-    def _with(self, options: Options, degree: int) -> Gaussian2D:
-        return Gaussian2D(options, self.backend, degree=degree, maps=self.maps, weights=self.weights)
+    @classmethod
+    def on_device(cls, options: Options, device: Device) -> Gaussian2D:
+        """Return the method on a GPU."""
+        from .cuda import CudaGaussian2D
 
-    def with_maps(self) -> Gaussian2D:
+        return CudaGaussian2D(options, device)
+
+    def _with(self, options: Options, degree: int) -> Self:
+        return type(self)(options, self.backend, degree=degree, maps=self.maps, weights=self.weights)
+
+    def with_maps(self) -> Self:
         """Return the method with all its maps."""
-        return Gaussian2D(self.options, self.backend, degree=self.degree, maps=True, weights=self.weights)
+        return type(self)(self.options, self.backend, degree=self.degree, maps=True, weights=self.weights)
 
-    def at_step(self, step: int) -> Gaussian2D:
+    def at_step(self, step: int) -> Self:
         """Return the renderer of a training step: degree, and the losses that count by then."""
         o, at_degree = self.options, super().at_step(step)
         weights = (o.normal_weight * (step > o.normal_from), o.distortion_weight * (step > o.distortion_from))
-        return at_degree if weights == self.weights else Gaussian2D(o, self.backend, degree=at_degree.degree,
+        return at_degree if weights == self.weights else type(self)(o, self.backend, degree=at_degree.degree,
                                                                     maps=self.maps, weights=weights)
 
     def cull(self, view: View, points: ArrayTable) -> np.ndarray:
@@ -233,23 +241,30 @@ class Gaussian2D(ProgressiveDegree):
         """Return gradients of the splat fields; that of ``means2d`` (M, 2) is of a shift of the whole splat."""
         from . import cpu
 
-        c, compositor, v_alpha = outputs.saved, self._compositor, v_outputs.alpha
-        v_planes = [(3, v_outputs.color)]
-        if self.maps:
-            v_maps = v_outputs.maps or {}
-            v_planes += [(3, v_maps.get("normals")), (1, v_maps.get("depth"))]
-            v_distortion = v_maps.get("distortion")
-            if self.options.depth == "center":
-                v_planes += [(1, None), (1, v_distortion)]
-            elif v_distortion is not None:
-                v = MAPPED**2 * v_distortion
-                v_planes += [(1, -2 * v * c.planes[7]), (1, v * (1 - c.transmittance))]
-                v_alpha = v * c.planes[8] + (0 if v_alpha is None else v_alpha)
-        sums = compositor.gradients(c, v_planes, v_alpha)
+        c = outputs.saved
+        sums = self._compositor.gradients(c, *self._plane_gradients(c.planes, c.transmittance, v_outputs))
         v = {f.name: np.empty((splats.n_rows, *f.shape), np.float32) for f in self.gradient_fields}
         cpu.finish(c.table, sums, self.maps, v["means2d"], v["inverses"], v["opacities"], v["colors"],
                    v["normals"], v["depths"])
         return ArrayTable(v, splats.n_rows)
+
+    def _plane_gradients(self, planes: Any, transmittance: Any,
+                         v_outputs: OutputGradients) -> tuple[list[tuple[int, Any]], Any]:
+        """Return gradients of groups of the compositor's planes, and of alpha, from those of the outputs."""
+        v_planes, v_alpha = [(3, v_outputs.color)], v_outputs.alpha
+        if self.maps:
+            v_maps = v_outputs.maps or {}
+            v_distortion = v_maps.get("distortion")
+            v_planes += [(3, v_maps.get("normals")), (1, v_maps.get("depth"))]
+            if self.options.depth == "center":
+                v_planes += [(1, None), (1, v_distortion)]
+            elif v_distortion is None:
+                v_planes.append((3, None))
+            else:
+                v = MAPPED**2 * v_distortion
+                v_planes += [(1, -2 * v * planes[7]), (1, v * (1 - transmittance)), (1, None)]
+                v_alpha = v * planes[8] + (0 if v_alpha is None else v_alpha)
+        return v_planes, v_alpha
 
     def map_loss(self, patch: Patch, outputs: Outputs, planes: np.ndarray, origin: tuple[int, int],
                  mask: np.ndarray | None) -> tuple[float, OutputGradients]:
