@@ -30,6 +30,9 @@ __host__ __device__ constexpr int power_of_two_above(int n) { int p = 1; while (
 // Splats of a backward batch: as many as keep the sums of the warps within 16 KiB of shared memory.
 __host__ __device__ constexpr int backward_batch(int n_terms) { return n_terms > 16 ? 16 : 32; }
 
+// Blocks that a multiprocessor is to hold at once: four with 64 registers a thread, or three with 80.
+__host__ __device__ constexpr int blocks_at_once(int n_pixel_columns) { return n_pixel_columns > 8 ? 3 : 4; }
+
 // Base of a Method whose N channels do not depend on the pixel; moments(q, px, py, g, m) are its terms of the geometry.
 template <class Method, int N>
 struct ConstantFeatures {
@@ -85,7 +88,7 @@ struct Batch {
 
 // Write the planes, the final transmittance and the rank of the last contributor, 0 for none.
 template <class Method>
-__global__ void __launch_bounds__(TILE_PIXELS)
+__global__ void __launch_bounds__(TILE_PIXELS, blocks_at_once(Method::PIXEL))
 composite(int n_x, int x_origin, int y_origin, int width, int height, const long long* __restrict__ offsets,
           const unsigned* __restrict__ items, const float* __restrict__ table, float* __restrict__ planes,
           float* __restrict__ transmittance, int* __restrict__ last) {
@@ -146,7 +149,7 @@ composite(int n_x, int x_origin, int y_origin, int width, int height, const long
 // warps in order, and writes one number per pair and term: into the pair's own row if DETERMINISTIC, else atomically
 // into the splat's row, which must be zero before.
 template <class Method, bool DETERMINISTIC>
-__global__ void __launch_bounds__(TILE_PIXELS)
+__global__ void __launch_bounds__(TILE_PIXELS, blocks_at_once(Method::PIXEL))
 composite_vjp(int n_x, int x_origin, int y_origin, int width, int height, const long long* __restrict__ offsets,
               const unsigned* __restrict__ items, const unsigned* __restrict__ targets, const float* __restrict__ table,
               const float* __restrict__ planes, const float* __restrict__ v_planes, const float* __restrict__ v_alpha,

@@ -60,7 +60,7 @@ project(long long n, const long long* __restrict__ ids, const double* __restrict
 
 // Gradients of rows ids from those of their splats; v_sh has the active coefficients only.
 template <int DEGREE>
-__global__ void __launch_bounds__(256)
+__global__ void __launch_bounds__(256, 2)
 project_vjp(long long n, const long long* __restrict__ ids, const double* __restrict__ cam,
             const float* __restrict__ means, const float* __restrict__ quats, const float2* __restrict__ scales,
             const float* __restrict__ sh, int sh_rows, const float* __restrict__ colors,

@@ -90,16 +90,15 @@ __device__ __forceinline__ Matrix3d transform_vjp(const Matrix3d& m, const float
         v_c.x += w.m[3 * k] * v[3 * k + 2];
         v_c.y += w.m[3 * k + 1] * v[3 * k + 2];
     }
-    double t[9];  // V W', so that dL/dN = -W' V W'
 #pragma unroll
-    for (int i = 0; i < 3; ++i)
+    for (int j = 0; j < 3; ++j) {
+        double t[3];  // column j of V W', so that dL/dN = -W' V W'
 #pragma unroll
-        for (int j = 0; j < 3; ++j)
-            t[3 * i + j] = v[3 * i] * w.m[3 * j] + v[3 * i + 1] * w.m[3 * j + 1] + v[3 * i + 2] * w.m[3 * j + 2];
+        for (int i = 0; i < 3; ++i)
+            t[i] = v[3 * i] * w.m[3 * j] + v[3 * i + 1] * w.m[3 * j + 1] + v[3 * i + 2] * w.m[3 * j + 2];
 #pragma unroll
-    for (int i = 0; i < 3; ++i)
-#pragma unroll
-        for (int j = 0; j < 3; ++j) g.m[3 * i + j] = -(w.m[i] * t[j] + w.m[3 + i] * t[3 + j] + w.m[6 + i] * t[6 + j]);
+        for (int i = 0; i < 3; ++i) g.m[3 * i + j] = -(w.m[i] * t[0] + w.m[3 + i] * t[1] + w.m[6 + i] * t[2]);
+    }
     // N is M about the centre; and the centre itself, sum +- M_x M_w / d, d = sum +- M_w^2.
     const double d = m.m[6] * m.m[6] + m.m[7] * m.m[7] - m.m[8] * m.m[8], vx = v_c.x / d, vy = v_c.y / d;
     const double both = c.x * vx + c.y * vy;

@@ -2,48 +2,74 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 
 from gaian_hpc.arrays import ArrayTable, Patch, View
+from gaian_hpc.backends.cuda import Device
 from gaian_hpc.backends.messages import pack, unpack
 from gaian_hpc.points.cuda import morton_codes
 from gaian_hpc.renderers.base import OutputGradients
+from gaian_hpc.renderers.convex3d import Convex3D
+from gaian_hpc.renderers.gaussian2d import Gaussian2D
 from gaian_hpc.renderers.gaussian3d import Gaussian3D
 from gaian_hpc.renderers.gaussian4d import Gaussian4D
 from gaian_hpc.training import cuda
 from tests.cuda.emulation.device import emulated_device
 
+WIDTH, HEIGHT, N_POINTS = 37, 29, 60
 
-def run(sanitizer: str) -> None:
-    """Run the step and print what it did; a sanitizer ends the process at a mistake."""
+
+def scene() -> tuple[View, dict[str, np.ndarray]]:
+    """Return a view, and points with the attributes of all methods."""
     rng = np.random.default_rng(0)
-    n = 60
+    n = N_POINTS
     K = np.array([[20, 0, 18], [0, 20, 14], [0, 0, 1]], np.float32)
-    view = View(np.eye(4, dtype=np.float32), K, 37, 29)
     points = {"means": rng.uniform([-2, -2, 1], [2, 2, 5], (n, 3)), "quats": rng.standard_normal((n, 4)),
               "scales": np.exp(rng.uniform(-3, -1, (n, 3))), "opacities": rng.uniform(0.1, 1, n),
-              "sh": rng.standard_normal((n, 4, 3))}
-    patch = Patch(view, 0, 0, view.width, view.height)
-    device = emulated_device(sanitizer=sanitizer)
+              "sh": rng.standard_normal((n, 4, 3)), "times": rng.random(n), "scales_t": rng.uniform(0.2, 1, n),
+              "quats_l": rng.standard_normal((n, 4)), "quats_r": rng.standard_normal((n, 4)),
+              "delta": np.full(n, 0.5), "sigma": np.full(n, 0.3)}
+    points["points"] = points["means"][:, None] + 0.2 * rng.standard_normal((n, 6, 3))
+    return View(np.eye(4, dtype=np.float32), K, WIDTH, HEIGHT), points
+
+
+def run_step(device: Device) -> None:
+    """Run every phase of a step of ``gaussian3d``, and what happens to points besides."""
+    view, points = scene()
     table = ArrayTable({name: device.array(x.astype(np.float32)) for name, x in points.items()})
     renderer = Gaussian3D.on_device(Gaussian3D.Options(sh_degree=1), device, absgrad=True)
-    ids = renderer.cull(view, table)
-    splats = renderer.splat(view, table, ids)
+    ids, v_points, v_splats = render_phases(renderer, view, table)
+    cuda.observe(device, view, ids, v_splats["absgrad"], 1, device.zeros(N_POINTS), device.zeros(N_POINTS))
+    morton_codes(device, table["means"], np.zeros(3), np.ones(3))
+    rows = device.array(np.arange(0, v_points.n_rows, 2))
+    for codec in ("fp32", "fp16", "bf16", "int8"):
+        unpack(device, pack(device, v_points["means"], rows, codec), len(rows), (3,), codec)
+
+
+def run_methods(device: Device) -> None:
+    """Run the rendering phases of the other methods."""
+    view, points = scene()
+    table = ArrayTable({name: device.array(x.astype(np.float32)) for name, x in points.items()})
+    surfels = ArrayTable({**table, "scales": device.array(points["scales"][:, :2].astype(np.float32))})
+    render_phases(Gaussian4D.on_device(Gaussian4D.Options(sh_degree=1), device), view, table)
+    render_phases(Gaussian2D.on_device(Gaussian2D.Options(sh_degree=1), device).with_maps(), view, surfels)
+    render_phases(Convex3D.on_device(Convex3D.Options(sh_degree=1, unit_normals=True), device), view, table)
+
+
+def render_phases(renderer: Any, view: View, points: ArrayTable) -> tuple[Any, ArrayTable, ArrayTable]:
+    """Render a view towards black and return the ids in view and the gradients of points and splats."""
+    patch, device = Patch(view, 0, 0, view.width, view.height), renderer.device
+    ids = renderer.cull(view, points)
+    splats = renderer.splat(view, points, ids)
     outputs = renderer.render(patch, splats)
     loss = cuda.region_loss(device, outputs.color, device.zeros(outputs.color.shape), patch, 0.2)
     v_splats = renderer.render_vjp(patch, splats, outputs, OutputGradients(loss.v_image))
-    v_points = renderer.splat_vjp(view, table, ids, splats, v_splats)
-    cuda.observe(device, view, ids, v_splats["absgrad"], 1, device.zeros(n), device.zeros(n))
-    moving = {"times": rng.random(n), "scales_t": rng.uniform(0.2, 1, n), "quats_l": rng.standard_normal((n, 4)),
-              "quats_r": rng.standard_normal((n, 4))}
-    at_times = ArrayTable({**table, **{name: device.array(x.astype(np.float32)) for name, x in moving.items()}})
-    renderer = Gaussian4D.on_device(Gaussian4D.Options(sh_degree=1), device)
-    ids = renderer.cull(view, at_times)
-    splats = renderer.splat(view, at_times, ids)
-    renderer.splat_vjp(view, at_times, ids, splats, splats)
-    morton_codes(device, table["means"], np.zeros(3), np.ones(3))
-    ids = device.array(np.arange(v_points.n_rows))
-    for codec in ("fp32", "fp16", "bf16", "int8"):
-        data = pack(device, v_points["means"], device.array(np.arange(0, len(ids), 2)), codec)
-        unpack(device, data, -(-len(ids) // 2), (3,), codec)
-    print("pairs summed, bytes packed")
+    return ids, renderer.splat_vjp(view, points, ids, splats, v_splats), v_splats
+
+
+def run(sanitizer: str, part: str) -> None:
+    """Run a part, ``step`` or ``methods``, and say so; a sanitizer ends the process at a mistake."""
+    {"step": run_step, "methods": run_methods}[part](emulated_device(sanitizer=sanitizer))
+    print(f"{part} is done")

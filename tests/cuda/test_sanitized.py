@@ -7,12 +7,13 @@ from tests.cuda.test_emulation import run_sanitized
 PROGRAM = """
 import sys
 from tests.cuda.sanitized_step import run
-run(sys.argv[1])
+run(*sys.argv[1].split())
 """
 
 
+@pytest.mark.parametrize("part", ["step", "methods"])
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
-def test_a_step_is_clean(sanitizer):
-    done = run_sanitized(sanitizer, sanitizer, program=PROGRAM)
+def test_a_step_is_clean(sanitizer, part):
+    done = run_sanitized(sanitizer, f"{sanitizer} {part}", program=PROGRAM)
     assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.strip() == "pairs summed, bytes packed"
+    assert done.stdout.strip() == f"{part} is done"

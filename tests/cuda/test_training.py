@@ -67,6 +67,17 @@ def test_fifty_steps_end_where_those_of_the_cpu_end(city, tmp_path, monkeypatch)
         assert np.quantile(moved, 0.99) < 1e-2 * np.abs(x).max()
 
 
+@pytest.mark.parametrize("method", ["gaussian2d", "convex3d"])
+def test_other_methods_train_as_on_the_cpu(city, tmp_path, monkeypatch, method):
+    for backend in ("cpu", "cuda"):
+        train_on(backend, monkeypatch, city, tmp_path / backend,
+                 {"steps": 20, "densify.strategy": "none", "method": method})
+    losses = [np.array([line["loss"] for line in metrics_of(tmp_path / backend) if "loss" in line])
+              for backend in ("cpu", "cuda")]
+    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-3)
+    assert losses[1][-5:].mean() < 0.9 * losses[1][:5].mean()
+
+
 def test_deterministic_sums_train_to_the_same_bits_through_edits(city, tmp_path, monkeypatch):
     runs = [train_on("cuda", monkeypatch, city, tmp_path / str(k), {}, deterministic=True).store for k in range(2)]
     assert {"split", "reset"} <= edits_of(tmp_path / "0")

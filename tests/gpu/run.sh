@@ -6,7 +6,7 @@ cd "$(dirname "$0")/../.." || exit 1
 golden=${1:-${GAIAN_SHARED:-../shared}/golden}
 status=0
 log=$(mktemp)
-timeout 150 python -m tests.check_golden --backend cuda "$golden"/3dgs_*.npz "$golden"/sh_*.npz > "$log" 2>&1 || status=1
+timeout 150 python -m tests.check_golden --backend cuda "$golden"/*dgs_*.npz "$golden"/convex_*.npz "$golden"/s*.npz "$golden"/adam_*.npz > "$log" 2>&1 || status=1
 grep -v '^  ok' "$log"
 rm -f "$log"
 timeout 90 python -m tests.gpu.training || status=1

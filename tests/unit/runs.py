@@ -6,7 +6,7 @@ from pathlib import Path
 
 from gaian_hpc.backends.threads import use_threads
 from gaian_hpc.data.scene import load_scene
-from gaian_hpc.renderers.gaussian3d import Options
+from gaian_hpc.renderers.base import renderer_class
 from gaian_hpc.settings import Settings
 from gaian_hpc.training.journal import METRICS_NAME
 from gaian_hpc.training.trainer import Trainer
@@ -47,7 +47,7 @@ def make_trainer(scene: Path, run: Path, changes: dict | None = None, options: d
     use_threads(settings.threads)
     d = settings.data
     return Trainer(load_scene(scene, factor=d.factor, test_every=d.test_every), run, settings,
-                   Options(**{"sh_every": 8, **(options or {})}), resume=resume)
+                   renderer_class(settings.method).Options(**{"sh_every": 8, **(options or {})}), resume=resume)
 
 
 def train(scene: Path, run: Path, changes: dict | None = None, options: dict | None = None, *,

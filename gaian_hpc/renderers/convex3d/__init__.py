@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 
@@ -15,6 +15,7 @@ from ..degrees import ProgressiveDegree
 from ..sh import C0, n_coefficients
 
 if TYPE_CHECKING:
+    from ...backends.cuda import Device
     from ..compositing.cpu import Compositor
 
 MAX_DEGREE = 3
@@ -142,10 +143,17 @@ class Convex3D(ProgressiveDegree):
         self.degree = options.sh_degree if degree is None else degree
         self.attributes = point_attributes(options)
 
-    def _with(self, options: Options, degree: int) -> Convex3D:
-        return Convex3D(options, self.backend, degree=degree)
+    @classmethod
+    def on_device(cls, options: Options, device: Device) -> Convex3D:
+        """Return the method on a GPU."""
+        from .cuda import CudaConvex3D
 
-    def with_maps(self) -> Convex3D:
+        return CudaConvex3D(options, device)
+
+    def _with(self, options: Options, degree: int) -> Self:
+        return type(self)(options, self.backend, degree=degree)
+
+    def with_maps(self) -> Self:
         """Return the method with its map, depth."""
         return self.with_options(depth=True)
 
