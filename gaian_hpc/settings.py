@@ -328,6 +328,9 @@ class Settings:
         Name of an installed method.
     backend : str
         Where kernels run; ``auto`` takes ``cuda`` where it works.
+    deterministic : bool
+        Backend ``cuda``: add up gradients in a fixed order, for the same bits in every run, at the cost of memory and
+        time. Backend ``cpu`` always does.
     steps : int
         Optimizer steps of the run.
     horizon : int
@@ -361,6 +364,7 @@ class Settings:
 
     method: str = "gaussian3d"
     backend: Literal["auto", "cpu", "cuda"] = "auto"
+    deterministic: bool = False
     steps: int = ranged(30_000, 1)
     horizon: int = ranged(30_000, 0)
     seed: int = ranged(0, 0, 2**63 - 1)

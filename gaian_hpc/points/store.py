@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -62,6 +63,12 @@ class PointStore:
     def columns(self) -> list[dict[str, np.ndarray]]:
         """Return the dictionaries of per-point arrays that edits keep aligned."""
         return [self.raw, self.first_moments, self.second_moments, self.statistics, self._active]
+
+    def move(self, place: Callable[[Any], Any]) -> None:
+        """Put all arrays but the ids where ``place(array)`` puts them, a GPU or the host; edits need them there."""
+        for group in self.columns():
+            for name in group:
+                group[name] = place(group[name])
 
     def keep(self, mask: np.ndarray) -> None:
         """Keep the rows where ``mask`` (N,) bool is true, one array at a time to bound the peak memory."""

@@ -1,4 +1,4 @@
-"""Phases of a step on a GPU besides rendering: the loss, Adam and density statistics (``kernels/training``).
+"""A step on a GPU: where its arrays live, and its phases besides rendering (``kernels/training``).
 
 The functions take and return device arrays and follow their namesakes of the cpu backend; only sums of a loss come
 back to the host.
@@ -6,6 +6,7 @@ back to the host.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -13,17 +14,25 @@ import numpy as np
 from ..arrays import ArrayTable, Patch, View
 from ..backends import cuda as backend
 from ..backends.cuda import Device
+from ..data.images import Picture
 from ..distributed.world import World
 from ..points.activation import CODES
 from ..points.store import PointStore
+from ..renderers.base import OutputGradients, Outputs, PointRenderer, loss_planes
+from . import loss as host_loss
+from .densify.default import GradientDensity
 from .loss import RADIUS, PatchLoss, Region
+from .margins import cut, unit_neighbours, window_of
 from .optimizer import Adam
+from .pixels import background_color, check_size
+from .step import StepReport, SynchronousExecutor, ViewGradients
+from .unit import Unit, reach
 
 LOSS, POINTS = "training/loss.cu", "training/points.cu"
 _SIDE = 16
 
 
-def device_of_rank(world: World) -> Device:
+def device_of_rank(world: World, *, deterministic: bool = False) -> Device:
     """Collective over ``world``. Return the GPU of this rank, which no other rank of its host has.
 
     Raises
@@ -37,7 +46,7 @@ def device_of_rank(world: World) -> Device:
     seen = [devices for devices, near in zip(world.collect(mine), here, strict=True) if near]
     with world.agreed():
         number = backend.choose_device(seen, int(np.count_nonzero(here[:world.rank])))
-        return backend.open_device(number)
+        return backend.open_device(number, deterministic=deterministic)
 
 
 def region_loss(device: Device, x: Any, y: Any, patch: Patch, ssim_weight: float) -> PatchLoss:
@@ -77,10 +86,25 @@ class DeviceAdam(Adam):
         super().__init__(*arguments, **settings)
         self._device = device
 
+    def _pairs(self, n: int, rows: Any) -> tuple[Any, Any]:
+        """Return the rows to move and where the gradient of each lies (-1: it is zero), on the device."""
+        device, order = self._device, self._device.xp.arange(len(rows), dtype=np.int64)
+        if self._settings.kind == "selective":
+            return rows, order
+        sources = device.zeros(n, np.int64) - 1
+        sources[rows] = order
+        return device.xp.arange(n, dtype=np.int64), sources
+
     def update(self, store: PointStore, rows: Any, v_rows: ArrayTable, step: int) -> None:
-        """Move stored values, moments and activated values by one step, in one kernel an attribute."""
+        """Move stored values, moments and activated values by one step, in one kernel an attribute.
+
+        Points that lie on the host are moved there, as by the cpu backend.
+        """
         device = self._device
-        targets, sources = (device.array(x) for x in self._pairs(store.n, device.host(rows)))
+        if type(rows) is np.ndarray:
+            super().update(store, rows, v_rows, step)
+            return
+        targets, sources = self._pairs(store.n, rows)
         values = store.values
         for name in v_rows:
             attribute, gradient = self._attributes[name], v_rows[name]
@@ -101,3 +125,162 @@ def observe(device: Device, view: View, rows: Any, gradient: Any, views_per_step
     half = 0.5 * views_per_step
     device.kernels(POINTS).over("observe", len(rows), rows, gradient, np.float32(half * view.width),
                                 np.float32(half * view.height), grad_sum, count)
+
+
+class DeviceExecutor(SynchronousExecutor):
+    """Runs units on one rank with points, moments and statistics on ``device``; all but counts stays there.
+
+    The points come back to the host at the end of a segment, where they are edited, written and looked at. Where a
+    view is cut into several patches, its splats come back too, to be dealt out to them.
+    """
+
+    def __init__(self, device: Device, *parts: Any):
+        super().__init__(*parts)
+        self._device = device
+        self._is_there = False
+
+    def segment(self, steps: Sequence[int], unit_of: Callable[[int], Sequence[View]],
+                asked_to_stop: Callable[[], bool]) -> Iterator[StepReport]:
+        """Run ``steps``, one after the other, until asked to stop; yield their reports."""
+        try:
+            yield from super().segment(steps, unit_of, asked_to_stop)
+        finally:
+            if self._is_there:
+                self.store.move(self._device.host)
+                self._is_there = False
+
+    def _wave(self, renderer: PointRenderer, step: int, views: Sequence[View],
+              n_views: int) -> tuple[list[ViewGradients], np.ndarray]:
+        if not self._is_there:  # edits come first, on the host
+            self.store.move(self._device.array)
+            self._is_there = True
+        results = [self._view(renderer, step, view, n_views) for view in views]
+        return [gradients for gradients, _ in results], np.concatenate([sums for _, sums in results])
+
+    def _view(self, renderer: PointRenderer, step: int, view: View, n_views: int) -> tuple[ViewGradients, np.ndarray]:
+        """Return the gradients of a view, its share of the unit's, and the sums of its patches, (P, 3)."""
+        region, points = self.timer.region, self.store.values
+        unit = Unit.of([view], self.settings.patch_size)
+        with region("cull"):
+            rows = renderer.cull(view, points)
+        with region("splat"):
+            splats = renderer.splat(view, points, rows)
+        with region("patches"):
+            members = self._members(renderer, view, unit, splats)
+            tables = [splats if m is None else splats.take(m) for m in members]
+        with region("render"):
+            outputs = [renderer.render(patch, t) for patch, t in zip(unit.patches, tables, strict=True)]
+        background = background_color(self.settings.data.background, self.settings.seed, step, view)
+        with region("margins"):
+            canvases = self._canvases(renderer, unit, outputs, background)
+        with region("pixels"):
+            picture = self.pictures.get(view.index)
+        sums, parts = np.zeros((len(unit.patches), 3)), []
+        for p, patch in enumerate(unit.patches):
+            with region("loss"):
+                sums[p], v_outputs = self._loss_of(renderer, patch, canvases[p], outputs[p], picture, background,
+                                                   n_views)
+            with region("render_vjp"):
+                parts.append(renderer.render_vjp(patch, tables[p], outputs[p], v_outputs))
+        with region("gather"):
+            v_splats = self._summed(zip(members, parts, strict=True), splats.n_rows)
+        with region("splat_vjp"):
+            v_points = renderer.splat_vjp(view, points, rows, splats, v_splats)
+        with region("density"):
+            if isinstance(self.density, GradientDensity):
+                gradient = v_splats["absgrad" if self.density.settings.absgrad else "means2d"]
+                observe(self._device, view, rows, gradient, self.density.views_per_step,
+                        *(self.store.statistics[name] for name in ("grad_sum", "count")))
+        return ViewGradients(rows, v_points), sums
+
+    def _members(self, renderer: PointRenderer, view: View, unit: Unit, splats: ArrayTable) -> list[Any]:
+        """Return the rows of the splats that reach each patch, on the device; None for all of them."""
+        if len(unit.patches) == 1:
+            return [None]
+        on_host = ArrayTable({name: self._device.host(x) for name, x in splats.items()}, splats.n_rows)
+        return [self._device.array(rows) for rows in reach(renderer, view, on_host, unit.patches)[0]]
+
+    def _canvases(self, renderer: PointRenderer, unit: Unit, outputs: Sequence[Outputs],
+                  background: np.ndarray) -> list[Any]:
+        """Return what the loss reads of each patch, (c, h, w) on its region: over the background, then the maps."""
+        device, regions, images = self._device, [Region.of(patch) for patch in unit.patches], []
+        for o in outputs:
+            image = device.empty((loss_planes(renderer), *o.alpha.shape))
+            for c in range(3):
+                image[c] = o.color[c] + (np.float32(1) - o.alpha) * background[c] if background[c] else o.color[c]
+            at = 3
+            for f in getattr(renderer, "loss_maps", ()):
+                image[at:at + f.width] = o.alpha if f.name == "alpha" else o.maps[f.name]
+                at += f.width
+            images.append(image)
+        if len(images) == 1:
+            return images
+        canvases = []
+        for image, r in zip(images, regions, strict=True):
+            shape = (len(image), r.rows.stop - r.rows.start, r.columns.stop - r.columns.start)
+            canvases.append(device.empty(shape))
+            canvases[-1][:, r.top:r.top + image.shape[1], r.left:r.left + image.shape[2]] = image
+        for p, q, *box in unit_neighbours(unit).tolist():
+            window_of(canvases[p], regions[p], box)[:] = cut(images[q], unit.patches[q], box)
+        return canvases
+
+    def _loss_of(self, renderer: PointRenderer, patch: Patch, canvas: Any, outputs: Outputs, picture: Picture,
+                 background: np.ndarray, n_views: int) -> tuple[tuple[float, float, float], OutputGradients]:
+        """Return a patch's sums and gradients; see :func:`gaian_hpc.training.step.patch_loss`."""
+        device, view, part = self._device, patch.view, Region.of(patch)
+        window = (part.rows, part.columns)
+        mask = None if picture.mask is None else picture.mask[window]
+        target = target_on(device, picture, view, background, window)
+        if mask is None:
+            loss = region_loss(device, canvas[:3], target, patch, self.settings.ssim_weight)
+        else:
+            loss = host_loss.region_loss(device.host(canvas[:3]), device.host(target), patch,
+                                         self.settings.ssim_weight, mask)
+        v_image = device.array(loss.v_image) * np.float32(1 / n_views)
+        v = OutputGradients(v_image)
+        if background.any():
+            v.alpha = -(v_image[0] * background[0] + v_image[1] * background[1] + v_image[2] * background[2])
+        if len(canvas) == 3:
+            return (loss.l1, loss.ssim, 0.0), v
+        own, v_own = renderer.map_loss(patch, outputs, canvas[3:], (part.columns.start, part.rows.start), mask)
+        scale = np.float32(1.0 / (view.width * view.height * n_views))
+        if v_own.alpha is not None:
+            v_alpha = scale * device.array(v_own.alpha, np.float32)
+            v.alpha = v_alpha if v.alpha is None else v.alpha + v_alpha
+        v.maps = {name: scale * device.array(x, np.float32) for name, x in (v_own.maps or {}).items()}
+        return (loss.l1, loss.ssim, own), v
+
+    def _summed(self, parts: Iterator[tuple[Any, ArrayTable]], n: int) -> ArrayTable:
+        """Return tables of rows, each once in its table, added up in their order; rows None are all of ``n``."""
+        total: dict[str, Any] = {}
+        for rows, table in parts:
+            if rows is None:
+                return table
+            for name, values in table.items():
+                if name not in total:
+                    total[name] = self._device.zeros((n, *values.shape[1:]))
+                total[name][rows] += values
+        return ArrayTable(total, n)
+
+    def _sum_views(self, gradients: Sequence[ViewGradients]) -> tuple[Any, ArrayTable]:
+        if len(gradients) == 1:
+            return gradients[0].rows, gradients[0].v_points
+        xp, read = self._device.xp, self._device.zeros(self.store.n, np.bool_)
+        for g in gradients:
+            read[g.rows] = True
+        rows, places = xp.flatnonzero(read), xp.cumsum(read) - 1
+        return rows, self._summed(((xp.take(places, g.rows), g.v_points) for g in gradients), len(rows))
+
+
+def target_on(device: Device, picture: Picture, view: View, background: np.ndarray,
+              part: tuple[slice, slice]) -> Any:
+    """Return :func:`gaian_hpc.training.pixels.target_pixels` on the device; its bytes are what crosses."""
+    check_size(picture, view)
+    scale = np.float32(1 / 255)
+    target = device.array(picture.rgb[:, *part]) * scale
+    if picture.alpha is None:
+        return target
+    alpha = device.array(picture.alpha[part]) * scale
+    for c in range(3):
+        target[c] = target[c] * alpha + (np.float32(1) - alpha) * background[c]
+    return target

@@ -25,6 +25,13 @@ def shown_background(mode: str) -> np.ndarray:
     return np.full(3, _BACKGROUNDS.get(mode, 0.0), np.float32)
 
 
+def check_size(picture: Picture, view: View) -> None:
+    """Raise DataError if the decoded picture has another size than its view."""
+    if picture.rgb.shape[1:] != (view.height, view.width):
+        raise DataError(f"{view.name}: the picture is {picture.rgb.shape[2]} x {picture.rgb.shape[1]} pixels, its view "
+                        f"{view.width} x {view.height}; restore the picture that the camera was solved for")
+
+
 WHOLE = (slice(None), slice(None))
 
 
@@ -45,9 +52,7 @@ def target_pixels(picture: Picture, view: View, background: np.ndarray,
     DataError
         If the decoded picture has another size than its view.
     """
-    if picture.rgb.shape[1:] != (view.height, view.width):
-        raise DataError(f"{view.name}: the picture is {picture.rgb.shape[2]} x {picture.rgb.shape[1]} pixels, its view "
-                        f"{view.width} x {view.height}; restore the picture that the camera was solved for")
+    check_size(picture, view)
     target = np.multiply(picture.rgb[:, *part], np.float32(1 / 255), dtype=np.float32)
     if picture.alpha is not None:
         alpha = np.multiply(picture.alpha[part], np.float32(1 / 255), dtype=np.float32)

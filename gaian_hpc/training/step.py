@@ -112,7 +112,7 @@ class SynchronousExecutor:
             gradients += wave_gradients
             sums.append(wave_sums)
         with region("gather"):
-            rows, v_rows = sum_views(gradients)
+            rows, v_rows = self._sum_views(gradients)
         with region("update"):
             self.density.regularize(self.store, rows, v_rows, self.n_total)
             self.optimizer.update(self.store, rows, v_rows, step)
@@ -149,6 +149,9 @@ class SynchronousExecutor:
         with region("exchange"):
             returned = exchange.reverse(plan, patches, v_splats)
         return [self._view_vjp(renderer, shard, v, returned) for v in range(len(views))], sums
+
+    def _sum_views(self, gradients: Sequence[ViewGradients]) -> tuple[np.ndarray, ArrayTable]:
+        return sum_views(gradients)
 
     def _plan(self, shard: ShardUnit) -> Plan:
         """Collective. Count exactly who reads what, and assign patches to ranks: the same plan on every rank."""

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 
 from ..arrays import View
+from ..backends.cuda import Device
 from ..checkpoint.folders import list_checkpoints, prune_checkpoints
 from ..checkpoint.reader import latest_checkpoint, read_checkpoint, rows_of_rank
 from ..checkpoint.schema import Camera, CheckpointState, RngState
@@ -100,20 +101,19 @@ class Trainer:
                  world: World | None = None):
         self.scene, self.output, self.settings, self.options = scene, output, settings, options
         self.world = world or World()
-        device = None
+        self.device: Device | None = None
         if settings.backend == "cuda":
             from .cuda import device_of_rank
 
-            device = device_of_rank(self.world)
+            self.device = device_of_rank(self.world, deterministic=settings.deterministic)
         self.renderer: PointRenderer = build_renderer(settings.method, options, settings.backend,
-                                                      absgrad=settings.densify.absgrad, device=device)
+                                                      absgrad=settings.densify.absgrad, device=self.device)
         with self.world.agreed():
             check_method(self.renderer)
             require_times(self.renderer, scene)
             self.exchange = make_exchange(self.world, self.renderer, settings)
         horizon = settings.horizon or settings.steps
-        self.optimizer = Adam(self.renderer.attributes, settings.optimizer, scene.extent, horizon,
-                              settings.views_per_step)
+        self.optimizer = self._make_optimizer(horizon)
         self.timer, self._seen = PhaseTimer(), (0.0, 0.0)
         self.fingerprint = scene_fingerprint(scene)
         self.settings_text = settings_to_toml(settings, options)
@@ -140,6 +140,22 @@ class Trainer:
         self.sampler = make_sampler(scene, settings, self.renderer, self.homes)
         if self.resumed and settings.batches == "scheduled":
             self.sampler.check_record(self.resumed.trainer.get("schedule", {}), str(self.output))
+
+    @property
+    def _is_on_device(self) -> bool:
+        """Whether points live on a GPU between edits: on one rank, unless the strategy moves them after every step."""
+        s = self.settings
+        return (self.device is not None and self.world.size == 1 and s.sync == "barrier"
+                and s.densify.strategy != "mcmc")
+
+    def _make_optimizer(self, horizon: int) -> Adam:
+        parts = (self.renderer.attributes, self.settings.optimizer, self.scene.extent, horizon,
+                 self.settings.views_per_step)
+        if not self._is_on_device:
+            return Adam(*parts)
+        from .cuda import DeviceAdam
+
+        return DeviceAdam(self.device, *parts)
 
     def _warn_of_hidden_colors(self) -> None:
         """Collective. Say so if start points come with view-dependent colours that the first steps leave out."""
@@ -192,6 +208,10 @@ class Trainer:
         if self.settings.sync == "barrier":
             if replicated and size > 1:
                 return ReplicatedExecutor(*parts)
+            if self._is_on_device:
+                from .cuda import DeviceExecutor
+
+                return DeviceExecutor(self.device, *parts)
             return SynchronousExecutor(*parts, self.placer.assigner)
         ring = (self.settings.pipeline.window_mb << 20) // self.world.size
         channels = stack.enter_context(Channels(self.world, ring, self.exchange.ledger,
@@ -211,7 +231,7 @@ class Trainer:
         for last in range(self.step + 1, s.steps + 1):
             meets = (last % s.checkpoint.every == 0 or self.density.is_due(last)
                      or (self.world.size > 1 and last % s.placement.check_every == 0)
-                     or (s.sync == "barrier" and (last % s.log_every == 0 or last == 1)))
+                     or (s.sync == "barrier" and not self._is_on_device and (last % s.log_every == 0 or last == 1)))
             if meets:
                 break
         return range(self.step + 1, last + 1)

@@ -13,8 +13,8 @@ pytestmark = [pytest.mark.mpi, pytest.mark.skipif(not has_compiler(), reason=f"n
 
 def test_ranks_do_not_change_the_bits_of_deterministic_sums(world, city, shared_tmp, tmp_path_factory, monkeypatch):
     monkeypatch.setattr(cuda, "visible_devices", lambda: tuple(f"emulated {k}" for k in range(world.size)))
-    monkeypatch.setattr(cuda, "open_device", lambda number: emulated_device(deterministic=True))
-    changes, alone = {"backend": "cuda"}, None
+    monkeypatch.setattr(cuda, "open_device", lambda number, **settings: emulated_device(**settings))
+    changes, alone = {"backend": "cuda", "deterministic": True}, None
     train(city, shared_tmp, world, changes)
     world.barrier()
     if world.is_root:
