@@ -22,11 +22,11 @@ from ..renderers.base import OutputGradients, Outputs, PointRenderer, loss_plane
 from . import loss as host_loss
 from .densify.default import GradientDensity
 from .loss import RADIUS, PatchLoss, Region
-from .margins import cut, unit_neighbours, window_of
+from .margins import cut, exchange_margins, unit_neighbours, window_of
 from .optimizer import Adam
 from .pixels import background_color, check_size
-from .step import StepReport, SynchronousExecutor, ViewGradients
-from .unit import Unit, reach
+from .step import StepReport, SynchronousExecutor, ViewGradients, sum_patches
+from .unit import Unit, deal_out, reach
 
 LOSS, POINTS = "training/loss.cu", "training/points.cu"
 _SIDE = 16
@@ -128,10 +128,11 @@ def observe(device: Device, view: View, rows: Any, gradient: Any, views_per_step
 
 
 class DeviceExecutor(SynchronousExecutor):
-    """Runs units on one rank with points, moments and statistics on ``device``; all but counts stays there.
+    """Runs units with points, moments and statistics on ``device``.
 
-    The points come back to the host at the end of a segment, where they are edited, written and looked at. Where a
-    view is cut into several patches, its splats come back too, to be dealt out to them.
+    The points come back to the host at the end of a segment, where they are edited, written and looked at. On one rank
+    all but counts and sums stays there in between, unless a view is cut into several patches: its splats come back
+    to be dealt out to them. On several ranks splats, their gradients and pixels at borders cross through the host.
     """
 
     def __init__(self, device: Device, *parts: Any):
@@ -141,7 +142,7 @@ class DeviceExecutor(SynchronousExecutor):
 
     def segment(self, steps: Sequence[int], unit_of: Callable[[int], Sequence[View]],
                 asked_to_stop: Callable[[], bool]) -> Iterator[StepReport]:
-        """Run ``steps``, one after the other, until asked to stop; yield their reports."""
+        """Collective. Run ``steps``, one after the other, until a rank is asked to stop; yield their reports."""
         try:
             yield from super().segment(steps, unit_of, asked_to_stop)
         finally:
@@ -154,101 +155,151 @@ class DeviceExecutor(SynchronousExecutor):
         if not self._is_there:  # edits come first, on the host
             self.store.move(self._device.array)
             self._is_there = True
-        results = [self._view(renderer, step, view, n_views) for view in views]
-        return [gradients for gradients, _ in results], np.concatenate([sums for _, sums in results])
-
-    def _view(self, renderer: PointRenderer, step: int, view: View, n_views: int) -> tuple[ViewGradients, np.ndarray]:
-        """Return the gradients of a view, its share of the unit's, and the sums of its patches, (P, 3)."""
-        region, points = self.timer.region, self.store.values
-        unit = Unit.of([view], self.settings.patch_size)
+        region, points, data = self.timer.region, self.store.values, self.settings.data
+        unit = Unit.of(views, self.settings.patch_size)
         with region("cull"):
-            rows = renderer.cull(view, points)
+            rows = [renderer.cull(view, points) for view in views]
         with region("splat"):
-            splats = renderer.splat(view, points, rows)
-        with region("patches"):
-            members = self._members(renderer, view, unit, splats)
-            tables = [splats if m is None else splats.take(m) for m in members]
-        with region("render"):
-            outputs = [renderer.render(patch, t) for patch, t in zip(unit.patches, tables, strict=True)]
-        background = background_color(self.settings.data.background, self.settings.seed, step, view)
-        with region("margins"):
-            canvases = self._canvases(renderer, unit, outputs, background)
-        with region("pixels"):
-            picture = self.pictures.get(view.index)
-        sums, parts = np.zeros((len(unit.patches), 3)), []
-        for p, patch in enumerate(unit.patches):
-            with region("loss"):
-                sums[p], v_outputs = self._loss_of(renderer, patch, canvases[p], outputs[p], picture, background,
-                                                   n_views)
-            with region("render_vjp"):
-                parts.append(renderer.render_vjp(patch, tables[p], outputs[p], v_outputs))
-        with region("gather"):
-            v_splats = self._summed(zip(members, parts, strict=True), splats.n_rows)
-        with region("splat_vjp"):
-            v_points = renderer.splat_vjp(view, points, rows, splats, v_splats)
-        with region("density"):
-            if isinstance(self.density, GradientDensity):
-                gradient = v_splats["absgrad" if self.density.settings.absgrad else "means2d"]
-                observe(self._device, view, rows, gradient, self.density.views_per_step,
-                        *(self.store.statistics[name] for name in ("grad_sum", "count")))
-        return ViewGradients(rows, v_points), sums
+            splats = [renderer.splat(view, points, r) for view, r in zip(views, rows, strict=True)]
+        backgrounds = [background_color(data.background, self.settings.seed, step, view) for view in views]
+        run = self._alone if self.exchange.world.size == 1 else self._shared
+        v_splats, sums = run(renderer, unit, rows, splats, backgrounds, n_views)
+        gradients = []
+        for view, r, table, v in zip(views, rows, splats, v_splats, strict=True):
+            with region("splat_vjp"):
+                gradients.append(ViewGradients(r, renderer.splat_vjp(view, points, r, table, v)))
+            with region("density"):
+                self._observe(view, r, v)
+        return gradients, sums
 
-    def _members(self, renderer: PointRenderer, view: View, unit: Unit, splats: ArrayTable) -> list[Any]:
-        """Return the rows of the splats that reach each patch, on the device; None for all of them."""
+    def _alone(self, renderer: PointRenderer, unit: Unit, rows: Sequence[Any], splats: Sequence[ArrayTable],
+               backgrounds: Sequence[np.ndarray], n_views: int) -> tuple[list[ArrayTable], np.ndarray]:
+        """Return the gradients of each view's splats, and the sums of all patches, (P, 3), on one rank."""
+        region, sums, v_splats = self.timer.region, np.zeros((len(unit.patches), 3)), []
+        for v, (view, table) in enumerate(zip(unit.views, splats, strict=True)):
+            first, single = unit.starts[v], Unit.of([view], self.settings.patch_size)
+            with region("patches"):
+                members = self._members(renderer, single, table)
+                tables = [table if m is None else table.take(m) for m in members]
+            with region("render"):
+                outputs = [renderer.render(patch, t) for patch, t in zip(single.patches, tables, strict=True)]
+            with region("margins"):
+                canvases = self._canvases(single, [self._image(renderer, o, backgrounds[v]) for o in outputs])
+            parts = []
+            for p, patch in enumerate(single.patches):
+                sums[first + p], v_outputs = self._loss_of(renderer, patch, canvases[p], outputs[p], backgrounds[v],
+                                                           n_views)
+                with region("render_vjp"):
+                    parts.append(renderer.render_vjp(patch, tables[p], outputs[p], v_outputs))
+            with region("gather"):
+                v_splats.append(self._summed(zip(members, parts, strict=True), table.n_rows))
+        return v_splats, sums
+
+    def _shared(self, renderer: PointRenderer, unit: Unit, rows: Sequence[Any], splats: Sequence[ArrayTable],
+                backgrounds: Sequence[np.ndarray], n_views: int) -> tuple[list[ArrayTable], np.ndarray]:
+        """Collective. As :meth:`_alone`, on several ranks."""
+        region, exchange, sums = self.timer.region, self.exchange, np.zeros((len(unit.patches), 3))
+        with region("patches"):
+            shard = deal_out(renderer, unit, [self._device.host(r) for r in rows], [self._on_host(t) for t in splats],
+                             self.store.ids)
+        with region("assign"):
+            plan = self._plan(shard)
+        with region("exchange"):
+            patches = exchange.forward(plan, shard.own, self.store.next_id)
+            tables = [self._on_device(p.table) for p in patches]
+        with region("render"):
+            outputs = [renderer.render(unit.patches[p.index], t) for p, t in zip(patches, tables, strict=True)]
+        with region("margins"):
+            images = {p.index: self._device.host(self._image(renderer, o, backgrounds[unit.view_of(p.index)]))
+                      for p, o in zip(patches, outputs, strict=True)}
+            canvases = exchange_margins(exchange, plan, unit, images, loss_planes(renderer),
+                                        self.settings.exchange.codec)
+        v_patches = []
+        for p, table, o in zip(patches, tables, outputs, strict=True):
+            patch = unit.patches[p.index]
+            sums[p.index], v_outputs = self._loss_of(renderer, patch, self._device.array(canvases[p.index]), o,
+                                                     backgrounds[unit.view_of(p.index)], n_views)
+            with region("render_vjp"):
+                v_patches.append(self._on_host(renderer.render_vjp(patch, table, o, v_outputs)))
+        with region("exchange"):
+            returned = exchange.reverse(plan, patches, v_patches)
+        with region("gather"):
+            return [self._on_device(sum_patches(shard, v, returned)) for v in range(len(unit.views))], sums
+
+    def _on_host(self, table: ArrayTable) -> ArrayTable:
+        return ArrayTable({name: self._device.host(x) for name, x in table.items()}, table.n_rows)
+
+    def _on_device(self, table: ArrayTable) -> ArrayTable:
+        return ArrayTable({name: self._device.array(x) for name, x in table.items()}, table.n_rows)
+
+    def _observe(self, view: View, rows: Any, v_splats: ArrayTable) -> None:
+        """Gather the statistics of density control."""
+        if isinstance(self.density, GradientDensity):
+            gradient = v_splats["absgrad" if self.density.settings.absgrad else "means2d"]
+            observe(self._device, view, rows, gradient, self.density.views_per_step,
+                    *(self.store.statistics[name] for name in ("grad_sum", "count")))
+
+    def _members(self, renderer: PointRenderer, unit: Unit, splats: ArrayTable) -> list[Any]:
+        """Return the rows of the splats that reach each patch of a view, on the device; None for all of them."""
         if len(unit.patches) == 1:
             return [None]
-        on_host = ArrayTable({name: self._device.host(x) for name, x in splats.items()}, splats.n_rows)
-        return [self._device.array(rows) for rows in reach(renderer, view, on_host, unit.patches)[0]]
+        lists, _ = reach(renderer, unit.views[0], self._on_host(splats), unit.patches)
+        return [self._device.array(rows) for rows in lists]
 
-    def _canvases(self, renderer: PointRenderer, unit: Unit, outputs: Sequence[Outputs],
-                  background: np.ndarray) -> list[Any]:
-        """Return what the loss reads of each patch, (c, h, w) on its region: over the background, then the maps."""
-        device, regions, images = self._device, [Region.of(patch) for patch in unit.patches], []
-        for o in outputs:
-            image = device.empty((loss_planes(renderer), *o.alpha.shape))
-            for c in range(3):
-                image[c] = o.color[c] + (np.float32(1) - o.alpha) * background[c] if background[c] else o.color[c]
-            at = 3
-            for f in getattr(renderer, "loss_maps", ()):
-                image[at:at + f.width] = o.alpha if f.name == "alpha" else o.maps[f.name]
-                at += f.width
-            images.append(image)
+    def _image(self, renderer: PointRenderer, outputs: Outputs, background: np.ndarray) -> Any:
+        """Return what the loss reads of a patch, (c, h, w); see :func:`gaian_hpc.training.step.composed`."""
+        image = self._device.empty((loss_planes(renderer), *outputs.alpha.shape))
+        for c in range(3):
+            image[c] = outputs.color[c]
+            if background[c]:
+                image[c] += (np.float32(1) - outputs.alpha) * background[c]
+        at = 3
+        for f in getattr(renderer, "loss_maps", ()):
+            image[at:at + f.width] = outputs.alpha if f.name == "alpha" else outputs.maps[f.name]
+            at += f.width
+        return image
+
+    def _canvases(self, unit: Unit, images: Sequence[Any]) -> list[Any]:
+        """Return the regions of a view's patches with their neighbours' pixels, on the device."""
         if len(images) == 1:
-            return images
-        canvases = []
+            return list(images)
+        canvases, regions = [], [Region.of(patch) for patch in unit.patches]
         for image, r in zip(images, regions, strict=True):
-            shape = (len(image), r.rows.stop - r.rows.start, r.columns.stop - r.columns.start)
-            canvases.append(device.empty(shape))
-            canvases[-1][:, r.top:r.top + image.shape[1], r.left:r.left + image.shape[2]] = image
+            canvas = self._device.empty((len(image), r.rows.stop - r.rows.start, r.columns.stop - r.columns.start))
+            canvas[:, r.top:r.top + image.shape[1], r.left:r.left + image.shape[2]] = image
+            canvases.append(canvas)
         for p, q, *box in unit_neighbours(unit).tolist():
             window_of(canvases[p], regions[p], box)[:] = cut(images[q], unit.patches[q], box)
         return canvases
 
-    def _loss_of(self, renderer: PointRenderer, patch: Patch, canvas: Any, outputs: Outputs, picture: Picture,
-                 background: np.ndarray, n_views: int) -> tuple[tuple[float, float, float], OutputGradients]:
+    def _loss_of(self, renderer: PointRenderer, patch: Patch, canvas: Any, outputs: Outputs, background: np.ndarray,
+                 n_views: int) -> tuple[tuple[float, float, float], OutputGradients]:
         """Return a patch's sums and gradients; see :func:`gaian_hpc.training.step.patch_loss`."""
         device, view, part = self._device, patch.view, Region.of(patch)
         window = (part.rows, part.columns)
-        mask = None if picture.mask is None else picture.mask[window]
-        target = target_on(device, picture, view, background, window)
-        if mask is None:
-            loss = region_loss(device, canvas[:3], target, patch, self.settings.ssim_weight)
-        else:
-            loss = host_loss.region_loss(device.host(canvas[:3]), device.host(target), patch,
-                                         self.settings.ssim_weight, mask)
-        v_image = device.array(loss.v_image) * np.float32(1 / n_views)
-        v = OutputGradients(v_image)
-        if background.any():
-            v.alpha = -(v_image[0] * background[0] + v_image[1] * background[1] + v_image[2] * background[2])
-        if len(canvas) == 3:
-            return (loss.l1, loss.ssim, 0.0), v
-        own, v_own = renderer.map_loss(patch, outputs, canvas[3:], (part.columns.start, part.rows.start), mask)
-        scale = np.float32(1.0 / (view.width * view.height * n_views))
-        if v_own.alpha is not None:
-            v_alpha = scale * device.array(v_own.alpha, np.float32)
-            v.alpha = v_alpha if v.alpha is None else v.alpha + v_alpha
-        v.maps = {name: scale * device.array(x, np.float32) for name, x in (v_own.maps or {}).items()}
-        return (loss.l1, loss.ssim, own), v
+        with self.timer.region("pixels"):
+            picture = self.pictures.get(view.index)
+            mask = None if picture.mask is None else picture.mask[window]
+            target = target_on(device, picture, view, background, window)
+        with self.timer.region("loss"):
+            if mask is None:
+                loss = region_loss(device, canvas[:3], target, patch, self.settings.ssim_weight)
+            else:
+                loss = host_loss.region_loss(device.host(canvas[:3]), device.host(target), patch,
+                                             self.settings.ssim_weight, mask)
+            v_image = device.array(loss.v_image) / np.float32(n_views)
+            v = OutputGradients(v_image)
+            if background.any():
+                v.alpha = -(v_image[0] * background[0] + v_image[1] * background[1] + v_image[2] * background[2])
+            if len(canvas) == 3:
+                return (loss.l1, loss.ssim, 0.0), v
+            own, v_own = renderer.map_loss(patch, outputs, canvas[3:], (part.columns.start, part.rows.start), mask)
+            scale = np.float32(1.0 / (view.width * view.height * n_views))
+            if v_own.alpha is not None:
+                v_alpha = scale * device.array(v_own.alpha, np.float32)
+                v.alpha = v_alpha if v.alpha is None else v.alpha + v_alpha
+            v.maps = {name: scale * device.array(x, np.float32) for name, x in (v_own.maps or {}).items()}
+            return (loss.l1, loss.ssim, own), v
 
     def _summed(self, parts: Iterator[tuple[Any, ArrayTable]], n: int) -> ArrayTable:
         """Return tables of rows, each once in its table, added up in their order; rows None are all of ``n``."""

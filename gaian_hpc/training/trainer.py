@@ -143,10 +143,10 @@ class Trainer:
 
     @property
     def _is_on_device(self) -> bool:
-        """Whether points live on a GPU between edits: on one rank, unless the strategy moves them after every step."""
+        """Whether points live on a GPU between edits: with barriers, unless the strategy moves them at every step."""
         s = self.settings
-        return (self.device is not None and self.world.size == 1 and s.sync == "barrier"
-                and s.densify.strategy != "mcmc")
+        sharded = s.mode == "sharded" or self.world.size == 1
+        return self.device is not None and sharded and s.sync == "barrier" and s.densify.strategy != "mcmc"
 
     def _make_optimizer(self, horizon: int) -> Adam:
         parts = (self.renderer.attributes, self.settings.optimizer, self.scene.extent, horizon,
@@ -211,7 +211,7 @@ class Trainer:
             if self._is_on_device:
                 from .cuda import DeviceExecutor
 
-                return DeviceExecutor(self.device, *parts)
+                return DeviceExecutor(self.device, *parts, self.placer.assigner)
             return SynchronousExecutor(*parts, self.placer.assigner)
         ring = (self.settings.pipeline.window_mb << 20) // self.world.size
         channels = stack.enter_context(Channels(self.world, ring, self.exchange.ledger,

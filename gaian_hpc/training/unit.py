@@ -102,17 +102,23 @@ def splat_unit(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, uni
     with timer.region("splat"):
         splats = tuple(make_splats(renderer, view, points, r) for view, r in zip(unit.views, rows, strict=True))
     with timer.region("patches"):
-        reached, tiles = [], np.zeros(len(unit.patches), np.int64)
-        offset = 0
-        for v, (view, table) in enumerate(zip(unit.views, splats, strict=True)):
-            numbers = unit.patches_of(v)
-            lists, tiles[numbers.start:numbers.stop] = reach(renderer, view, table,
-                                                             unit.patches[numbers.start:numbers.stop], offset)
-            reached += lists
-            offset += table.n_rows
-        counts = np.array([r.stop - r.start if isinstance(r, slice) else len(r) for r in reached], np.int64)
-        own = OwnSplats(ids[np.concatenate(rows)], joined(splats), reached, unit.centers())
-    return ShardUnit(unit, rows, splats, own, counts, tiles)
+        return deal_out(renderer, unit, rows, splats, ids)
+
+
+def deal_out(renderer: PointRenderer, unit: Unit, rows: Sequence[np.ndarray], splats: Sequence[ArrayTable],
+             ids: np.ndarray) -> ShardUnit:
+    """Find the splats that reach each patch; arguments as the attributes of :class:`ShardUnit`, and all ids (N,)."""
+    reached, tiles = [], np.zeros(len(unit.patches), np.int64)
+    offset = 0
+    for v, (view, table) in enumerate(zip(unit.views, splats, strict=True)):
+        numbers = unit.patches_of(v)
+        lists, tiles[numbers.start:numbers.stop] = reach(renderer, view, table,
+                                                         unit.patches[numbers.start:numbers.stop], offset)
+        reached += lists
+        offset += table.n_rows
+    counts = np.array([r.stop - r.start if isinstance(r, slice) else len(r) for r in reached], np.int64)
+    own = OwnSplats(ids[np.concatenate(rows)], joined(splats), reached, unit.centers())
+    return ShardUnit(unit, tuple(rows), tuple(splats), own, counts, tiles)
 
 
 def cull_rows(renderer: PointRenderer, view: View, points: ArrayTable, candidates: np.ndarray | None) -> np.ndarray:

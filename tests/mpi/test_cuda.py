@@ -11,10 +11,16 @@ from tests.mpi.test_training import result_of, train
 pytestmark = [pytest.mark.mpi, pytest.mark.skipif(not has_compiler(), reason=f"no C++ compiler {COMPILER!r}")]
 
 
-def test_ranks_do_not_change_the_bits_of_deterministic_sums(world, city, shared_tmp, tmp_path_factory, monkeypatch):
+VARIANTS = {"default": {}, "two views in many patches": {"views_per_step": 2, "patch_size": 32},
+            "random background": {"data.background": "random"}}
+
+
+@pytest.mark.parametrize("name", VARIANTS)
+def test_ranks_do_not_change_the_bits_of_deterministic_sums(world, city, shared_tmp, tmp_path_factory, monkeypatch,
+                                                            name):
     monkeypatch.setattr(cuda, "visible_devices", lambda: tuple(f"emulated {k}" for k in range(world.size)))
     monkeypatch.setattr(cuda, "open_device", lambda number, **settings: emulated_device(**settings))
-    changes, alone = {"backend": "cuda", "deterministic": True}, None
+    changes, alone = {"backend": "cuda", "deterministic": True, **VARIANTS[name]}, None
     train(city, shared_tmp, world, changes)
     world.barrier()
     if world.is_root:
