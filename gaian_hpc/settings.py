@@ -232,6 +232,9 @@ class ExchangeSettings:
         Cost of a byte between hosts in bytes within a host.
     views_in_flight : int
         Views of a unit, per rank, that are rendered at once; more are assigned better and need more memory.
+    gpu : str
+        Backend ``cuda``: ``direct`` hands messages on the GPU to MPI, ``staged`` takes them through the host, ``auto``
+        asks the MPI library.
     publish : str
         ``mode = replicated`` without barrier: form of what changes of points. All but ``fp32`` are lossy: they send
         the difference to what the receiver holds, with error feedback.
@@ -243,6 +246,7 @@ class ExchangeSettings:
     slack: float = ranged(1.15, 1)
     host_factor: float = ranged(4.0, 1)
     views_in_flight: int = ranged(4, 1)
+    gpu: Literal["auto", "direct", "staged"] = "auto"
     publish: Literal["fp32", "fp16", "bf16", "int8"] = "fp32"
 
 

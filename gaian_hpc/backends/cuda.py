@@ -75,6 +75,10 @@ class Device:
             raise BackendError(f"the GPU has no room for {wanted / 2**20:.0f} MiB more; use smaller patches "
                                "(--patch_size), fewer points (--densify.cap), or more ranks with a GPU each") from error
 
+    def synchronize(self) -> None:
+        """Wait until all work on the device is done."""
+        self.xp.cuda.get_current_stream().synchronize()
+
     def host(self, x: Any) -> np.ndarray:
         """Return ``x`` as a numpy array, after all work on it is done."""
         return x.get() if hasattr(x, "get") else np.asarray(x)

@@ -8,9 +8,9 @@ who sent what.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -18,6 +18,12 @@ from ..arrays import ArrayTable, Field
 from .codecs import Feedback, codec_of, decode, encode, encoded_bytes
 from .ledger import Ledger
 from .world import World, aligned
+
+Encode = Callable[[Any, str], Any]
+"""``encode(values, codec)`` returns bytes, as :func:`gaian_hpc.distributed.codecs.encode`."""
+
+Decode = Callable[[Any, int, tuple[int, ...], str], Any]
+"""``decode(data, n_rows, shape, codec)`` returns values, as :func:`gaian_hpc.distributed.codecs.decode`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +94,13 @@ class PatchSplats:
     ids: np.ndarray
     order: np.ndarray | None
 
-    def by_source(self, values: np.ndarray) -> np.ndarray:
-        """Return rows of this table in the order of their sources."""
+    def to_sources(self) -> np.ndarray | None:
+        """Return, for each row in the order of the sources, its row here, (m,) int64; None where they are the same."""
         if self.order is None:
-            return values
-        out = np.empty_like(values)
-        out[self.order] = values
-        return out
+            return None
+        rows = np.empty_like(self.order)
+        rows[self.order] = np.arange(len(self.order))
+        return rows
 
 
 class Fields(Protocol):
@@ -123,8 +129,8 @@ class Exchange:
         overrides = overrides or {}
         self.world, self.ledger = world, Ledger()
         self.links = world.links()
-        self._forward = Layout(splat_fields, codec, overrides)
-        self._reverse = Layout(gradient_fields, codec, overrides)
+        self._forward = Layout(splat_fields, codec, overrides, *self._coders())
+        self._reverse = Layout(gradient_fields, codec, overrides, *self._coders())
         self._feedback = {f.name: Feedback(f.shape) for f, used in self._reverse.fields
                           if used == "int8" and f.additive and world.size > 1}
 
@@ -142,6 +148,25 @@ class Exchange:
         """Collective. Return the rows of all ranks in rank order, on every rank, and count the bytes."""
         self._count_copies("points", rows)
         return self.world.gather(rows)
+
+    # Where tables lie, and how they cross; a GPU has others (see DeviceExchange).
+
+    def _coders(self) -> tuple[Encode, Decode]:
+        return encode, decode
+
+    def _there(self, x: Any) -> Any:
+        """Return an array of the host, or a slice, where tables lie."""
+        return x
+
+    def _here(self, x: Any) -> np.ndarray:
+        """Return an array of a table on the host."""
+        return x
+
+    def _concatenate(self, arrays: Sequence[Any]) -> Any:
+        return np.concatenate(arrays)
+
+    def _transfer(self, messages: Sequence[Sequence[Any]], sizes: np.ndarray) -> list[Any]:
+        return self.world.alltoall(messages, sizes)
 
     def _count_copies(self, phase: str, rows: np.ndarray) -> None:
         if self.world.size > 1:
@@ -166,12 +191,12 @@ class Exchange:
         self.ledger.add("splats", sizes(pairs[rank]), self.links)
         messages = [self.pack_splats(own, plan.patches_of(dst), plan.counts[rank], id_type) if dst != rank else []
                     for dst in range(self.world.size)]
-        received = self.world.alltoall(messages, sizes(pairs[:, rank]))
+        received = self._transfer(messages, sizes(pairs[:, rank]))
         mine = plan.patches_of(rank)
         parts = [self.unpack_splats(data, plan.counts[src, mine], own.centers[mine], id_type) if src != rank else
-                 [(own.ids[own.rows[p]], own.table.take(own.rows[p])) for p in mine.tolist()]
+                 [(own.ids[own.rows[p]], own.table.take(self._there(own.rows[p]))) for p in mine.tolist()]
                  for src, data in enumerate(received)]
-        return [merge(int(p), [part[i] for part in parts]) for i, p in enumerate(mine)]
+        return [merge(int(p), [part[i] for part in parts], self._there, self._concatenate) for i, p in enumerate(mine)]
 
     def reverse(self, plan: Plan, patches: Sequence[PatchSplats], v_splats: Sequence[ArrayTable]) -> list[ArrayTable]:
         """Collective. Return, for every patch of the unit, the gradients of this rank's own rows of it.
@@ -190,7 +215,7 @@ class Exchange:
                     for owner in range(size)]
         self.ledger.add("gradients", np.array([self._reverse.size(n) for n in pairs[:, rank].tolist()]), self.links)
         sizes = np.array([self._reverse.size(n) for n in pairs[rank].tolist()])
-        received = self.world.alltoall(messages, sizes)
+        received = self._transfer(messages, sizes)
         out: list[ArrayTable | None] = [None] * len(plan.renders)
         for src, data in enumerate(received):
             indices = plan.patches_of(src)
@@ -219,9 +244,9 @@ class Exchange:
         rows = np.concatenate([every[:0], *(every[own.rows[p]] for p in patches.tolist())])
         if len(rows) == 0:
             return []
-        centers = np.repeat(own.centers[patches], counts[patches], axis=0)
-        columns = {name: x[rows] for name, x in own.table.items()}
-        return [own.ids[rows].astype(id_type).view(np.uint8), *self._forward.pack(columns, centers)]
+        centers = self._there(np.repeat(own.centers[patches], counts[patches], axis=0))
+        columns = own.table.take(self._there(rows))
+        return [self._there(own.ids[rows].astype(id_type).view(np.uint8)), *self._forward.pack(columns, centers)]
 
     def unpack_splats(self, data: np.ndarray, counts: np.ndarray, centers: np.ndarray,
                       id_type: np.dtype) -> list[tuple[np.ndarray, ArrayTable]]:
@@ -237,8 +262,9 @@ class Exchange:
         id_type : dtype
         """
         n = int(counts.sum())
-        ids = data[:n * id_type.itemsize].view(id_type).astype(np.int64)
-        table = self._forward.unpack(data[aligned(n * id_type.itemsize):], n, np.repeat(centers, counts, axis=0))
+        ids = self._here(data[:n * id_type.itemsize]).view(id_type).astype(np.int64)
+        table = self._forward.unpack(data[aligned(n * id_type.itemsize):], n,
+                                     self._there(np.repeat(centers, counts, axis=0)))
         ends = np.cumsum(counts)
         return [(ids[stop - k:stop], part) for stop, k, part in zip(ends, counts, split(table, counts), strict=True)]
 
@@ -247,14 +273,14 @@ class Exchange:
         ids = np.concatenate([np.empty(0, np.int64), *(i for i, _ in parts)])
         if len(ids) == 0:
             return []
-        columns = {f.name: np.concatenate([t[f.name] for _, t in parts]) for f, _ in self._reverse.fields}
+        columns = {f.name: self._concatenate([t[f.name] for _, t in parts]) for f, _ in self._reverse.fields}
         for name, feedback in self._feedback.items():
-            columns[name] = feedback.add(ids, columns[name])
+            columns[name] = self._there(feedback.add(ids, self._here(columns[name])))
         pieces = self._reverse.pack(columns)
         for (field, codec), piece in zip(self._reverse.fields, pieces, strict=True):
             if field.name in self._feedback:
-                arrived = decode(piece, len(ids), field.shape, codec)
-                self._feedback[field.name].keep(ids, columns[field.name] - arrived)
+                arrived = self._reverse.decode(piece, len(ids), field.shape, codec)
+                self._feedback[field.name].keep(ids, self._here(columns[field.name] - arrived))
         return pieces
 
     def unpack_gradients(self, data: np.ndarray, n_rows: int) -> ArrayTable:
@@ -264,8 +290,10 @@ class Exchange:
     def _segments(self, plan: Plan, patch: PatchSplats, v: ArrayTable) -> list[tuple[np.ndarray, ArrayTable]]:
         """Return ids and gradients of a patch by owner."""
         counts = plan.counts[:, patch.index]
-        ids = patch.by_source(patch.ids)
-        table = ArrayTable({f.name: patch.by_source(v[f.name]) for f, _ in self._reverse.fields}, v.n_rows)
+        ids, rows = patch.ids, patch.to_sources()
+        table = ArrayTable({f.name: v[f.name] for f, _ in self._reverse.fields}, v.n_rows)
+        if rows is not None:
+            ids, table = ids[rows], table.take(self._there(rows))
         ends = np.cumsum(counts)
         return [(ids[stop - k:stop], part) for stop, k, part in zip(ends, counts, split(table, counts), strict=True)]
 
@@ -273,7 +301,9 @@ class Exchange:
 class Layout:
     """The fields of a message, each with its codec, one after another."""
 
-    def __init__(self, fields: tuple[Field, ...], wanted: str, overrides: Mapping[str, str]):
+    def __init__(self, fields: tuple[Field, ...], wanted: str, overrides: Mapping[str, str],
+                 encode: Encode = encode, decode: Decode = decode):
+        self.encode, self.decode = encode, decode
         self.fields = tuple((f, overrides.get(f.name) or codec_of(f, wanted)) for f in fields)
 
     def size(self, n_rows: int) -> int:
@@ -282,7 +312,7 @@ class Layout:
 
     def pack(self, columns: Mapping[str, np.ndarray], centers: np.ndarray | None = None) -> list[np.ndarray]:
         """Return the pieces of a message; pixel positions that lose digits are taken relative to ``centers``."""
-        return [encode(columns[f.name] - centers if self._moved(f, codec, centers) else columns[f.name], codec)
+        return [self.encode(columns[f.name] - centers if self._moved(f, codec, centers) else columns[f.name], codec)
                 for f, codec in self.fields]
 
     def unpack(self, data: np.ndarray, n_rows: int, centers: np.ndarray | None = None) -> ArrayTable:
@@ -290,7 +320,7 @@ class Layout:
         columns, at = {}, 0
         for f, codec in self.fields:
             n_bytes = encoded_bytes(n_rows * f.width, codec)
-            values = decode(data[at:at + n_bytes], n_rows, f.shape, codec)
+            values = self.decode(data[at:at + n_bytes], n_rows, f.shape, codec)
             columns[f.name] = values + centers if self._moved(f, codec, centers) else values
             at += aligned(n_bytes)
         return ArrayTable(columns, n_rows)
@@ -312,12 +342,17 @@ def split(table: ArrayTable, counts: np.ndarray) -> list[ArrayTable]:
             for stop, n in zip(ends, counts.tolist(), strict=True)]
 
 
-def merge(index: int, parts: Sequence[tuple[np.ndarray, ArrayTable]]) -> PatchSplats:
-    """Return the splats of a patch, given by source in ascending ids, in the order of their ids."""
+def merge(index: int, parts: Sequence[tuple[np.ndarray, ArrayTable]], there: Callable[[np.ndarray], Any] = np.asarray,
+          concatenate: Callable[[Sequence[Any]], Any] = np.concatenate) -> PatchSplats:
+    """Return the splats of a patch, given by source in ascending ids, in the order of their ids.
+
+    ``there`` puts rows where the tables lie, ``concatenate`` joins arrays there.
+    """
     filled = [part for part in parts if len(part[0])] or [parts[0]]
     if len(filled) == 1:
         return PatchSplats(index, filled[0][1], filled[0][0], None)
     ids = np.concatenate([i for i, _ in filled])
     order = np.argsort(ids, kind="stable")
-    table = ArrayTable({name: np.concatenate([t[name] for _, t in filled])[order] for name in filled[0][1]}, len(ids))
+    rows = there(order)
+    table = ArrayTable({name: concatenate([t[name] for _, t in filled])[rows] for name in filled[0][1]}, len(ids))
     return PatchSplats(index, table, ids[order], order)

@@ -91,7 +91,9 @@ class MpiWorld(World):
         parts = [out[s * LINE:s * LINE + n * width] for s, n in zip(starts.tolist(), sizes.tolist(), strict=True)]
         return np.concatenate(parts).view(rows.dtype).reshape(-1, *rows.shape[1:])
 
-    def alltoall(self, messages: Sequence[Sequence[np.ndarray]], sizes: np.ndarray) -> list[np.ndarray]:
+    def alltoall(self, messages: Sequence[Sequence[np.ndarray]], sizes: np.ndarray,
+                 buffers: Buffers | None = None) -> list[np.ndarray]:
+        buffers = buffers or self.buffers
         outgoing = np.array([0 if dst == self.rank else sum(aligned(len(piece)) for piece in pieces)
                              for dst, pieces in enumerate(messages)], np.int64)
         incoming = np.array(sizes, np.int64)
@@ -99,11 +101,11 @@ class MpiWorld(World):
         send_lines, send_starts = _lines(outgoing)
         receive_lines, receive_starts = _lines(incoming)
         pieces = [() if dst == self.rank else message for dst, message in enumerate(messages)]
-        send = self.buffers.joined(pieces, send_starts, int(send_lines.sum()))
-        receive = self.buffers.empty(int(receive_lines.sum()))
+        send = buffers.joined(pieces, send_starts, int(send_lines.sum()))
+        receive = buffers.empty(int(receive_lines.sum()))  # after joined: nothing runs on the device any more
         self.comm.Alltoallv([send, send_lines, send_starts, self._line],
                             [receive, receive_lines, receive_starts, self._line])
-        return [self.buffers.part(receive, start, n)
+        return [buffers.part(receive, start, n)
                 for start, n in zip(receive_starts.tolist(), incoming.tolist(), strict=True)]
 
     @contextmanager

@@ -12,11 +12,14 @@ import sys
 import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from ..errors import ExchangeError, GaianError, SettingsError
+
+if TYPE_CHECKING:
+    from .buffers import Buffers
 
 LINE = 64
 """Bytes of the unit that messages are counted in: 2³¹ − 1 of them, the most that a C int counts, are 137 GB."""
@@ -117,7 +120,8 @@ class World:
         """Collective. Return the rows of all ranks in rank order, on every rank."""
         return rows
 
-    def alltoall(self, messages: Sequence[Sequence[np.ndarray]], sizes: np.ndarray) -> list[np.ndarray]:
+    def alltoall(self, messages: Sequence[Sequence[np.ndarray]], sizes: np.ndarray,
+                 buffers: Buffers | None = None) -> list[np.ndarray]:
         """Collective. Send each rank its message and return those from all ranks; the one to oneself is left out.
 
         Parameters
@@ -126,6 +130,8 @@ class World:
             The pieces of each message, by destination; every piece begins at a multiple of :data:`ALIGNMENT`.
         sizes : (size,) int64
             Bytes that come from each rank, all pieces rounded up.
+        buffers : Buffers, optional
+            How they are laid out; in host memory where none are given.
 
         Returns
         -------

@@ -6,7 +6,8 @@ back to the host.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -25,8 +26,8 @@ from .loss import RADIUS, PatchLoss, Region
 from .margins import cut, exchange_margins, unit_neighbours, window_of
 from .optimizer import Adam
 from .pixels import background_color, check_size
-from .step import StepReport, SynchronousExecutor, ViewGradients, sum_patches
-from .unit import Unit, deal_out, reach
+from .step import StepReport, SynchronousExecutor, ViewGradients
+from .unit import ShardUnit, Unit, deal_out, reach
 
 LOSS, POINTS = "training/loss.cu", "training/points.cu"
 _SIDE = 16
@@ -131,8 +132,9 @@ class DeviceExecutor(SynchronousExecutor):
     """Runs units with points, moments and statistics on ``device``.
 
     The points come back to the host at the end of a segment, where they are edited, written and looked at. On one rank
-    all but counts and sums stays there in between, unless a view is cut into several patches: its splats come back
-    to be dealt out to them. On several ranks splats, their gradients and pixels at borders cross through the host.
+    all but counts and sums stays there in between, unless a view is cut into several patches: its splats are copied to
+    the host to find which reach which. So they are on several ranks, where messages of splats and gradients are packed
+    on the GPU (see :class:`~gaian_hpc.distributed.device.DeviceExchange`) and pixels at borders on the host.
     """
 
     def __init__(self, device: Device, *parts: Any):
@@ -202,35 +204,46 @@ class DeviceExecutor(SynchronousExecutor):
         with region("patches"):
             shard = deal_out(renderer, unit, [self._device.host(r) for r in rows], [self._on_host(t) for t in splats],
                              self.store.ids)
+            own = replace(shard.own, table=self._joined(splats))
         with region("assign"):
             plan = self._plan(shard)
         with region("exchange"):
-            patches = exchange.forward(plan, shard.own, self.store.next_id)
-            tables = [self._on_device(p.table) for p in patches]
+            patches = exchange.forward(plan, own, self.store.next_id)
         with region("render"):
-            outputs = [renderer.render(unit.patches[p.index], t) for p, t in zip(patches, tables, strict=True)]
+            outputs = [renderer.render(unit.patches[p.index], p.table) for p in patches]
         with region("margins"):
             images = {p.index: self._device.host(self._image(renderer, o, backgrounds[unit.view_of(p.index)]))
                       for p, o in zip(patches, outputs, strict=True)}
             canvases = exchange_margins(exchange, plan, unit, images, loss_planes(renderer),
                                         self.settings.exchange.codec)
         v_patches = []
-        for p, table, o in zip(patches, tables, outputs, strict=True):
+        for p, o in zip(patches, outputs, strict=True):
             patch = unit.patches[p.index]
             sums[p.index], v_outputs = self._loss_of(renderer, patch, self._device.array(canvases[p.index]), o,
                                                      backgrounds[unit.view_of(p.index)], n_views)
             with region("render_vjp"):
-                v_patches.append(self._on_host(renderer.render_vjp(patch, table, o, v_outputs)))
+                v_patches.append(renderer.render_vjp(patch, p.table, o, v_outputs))
         with region("exchange"):
             returned = exchange.reverse(plan, patches, v_patches)
         with region("gather"):
-            return [self._on_device(sum_patches(shard, v, returned)) for v in range(len(unit.views))], sums
+            return [self._summed(self._parts(shard, v, returned), t.n_rows) for v, t in enumerate(splats)], sums
+
+    def _parts(self, shard: ShardUnit, v: int, returned: Sequence[ArrayTable]) -> list[tuple[Any, ArrayTable]]:
+        """Return the rows, within view ``v``, that each of its patches reads, and their gradients."""
+        numbers = shard.unit.patches_of(v)
+        if len(numbers) == 1:
+            return [(None, returned[numbers.start])]
+        offset = sum(t.n_rows for t in shard.splats[:v])
+        return [(self._device.array(shard.own.rows[p] - offset), returned[p]) for p in numbers]
+
+    def _joined(self, tables: Sequence[ArrayTable]) -> ArrayTable:
+        if len(tables) == 1:
+            return tables[0]
+        return ArrayTable({name: self._device.xp.concatenate([t[name] for t in tables]) for name in tables[0]},
+                          sum(t.n_rows for t in tables))
 
     def _on_host(self, table: ArrayTable) -> ArrayTable:
         return ArrayTable({name: self._device.host(x) for name, x in table.items()}, table.n_rows)
-
-    def _on_device(self, table: ArrayTable) -> ArrayTable:
-        return ArrayTable({name: self._device.array(x) for name, x in table.items()}, table.n_rows)
 
     def _observe(self, view: View, rows: Any, v_splats: ArrayTable) -> None:
         """Gather the statistics of density control."""
@@ -301,7 +314,7 @@ class DeviceExecutor(SynchronousExecutor):
             v.maps = {name: scale * device.array(x, np.float32) for name, x in (v_own.maps or {}).items()}
             return (loss.l1, loss.ssim, own), v
 
-    def _summed(self, parts: Iterator[tuple[Any, ArrayTable]], n: int) -> ArrayTable:
+    def _summed(self, parts: Iterable[tuple[Any, ArrayTable]], n: int) -> ArrayTable:
         """Return tables of rows, each once in its table, added up in their order; rows None are all of ``n``."""
         total: dict[str, Any] = {}
         for rows, table in parts:

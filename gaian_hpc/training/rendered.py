@@ -225,8 +225,8 @@ class RenderedUnit:
         keys = sorted(s.parts)
         counts = np.array([len(s.parts[key][0]) for key in keys])
         with self.timer.region("exchange"):
-            table = ArrayTable({name: s.splats.by_source(x) for name, x in s.v_splats.items()}, s.v_splats.n_rows)
-            parts = split(table, counts)
+            rows = s.splats.to_sources()
+            parts = split(s.v_splats if rows is None else s.v_splats.take(rows), counts)
             for owner in sorted({src for src, _ in keys}):
                 mine = [(s.parts[key][0], part) for key, part in zip(keys, parts, strict=True) if key[0] == owner]
                 if any(len(ids) for ids, _ in mine):

@@ -56,7 +56,8 @@ log = logging.getLogger(__name__)
 # (sync = throughput, pipeline.validation).
 FREE_SETTINGS = frozenset(("steps", "threads", "log_every", "checkpoint.every", "checkpoint.keep",
                            "checkpoint.compress", "data.cache_mb", "data.prefetch", "exchange.assignment",
-                           "exchange.slack", "exchange.host_factor", "exchange.views_in_flight", "sync", "mode"))
+                           "exchange.slack", "exchange.host_factor", "exchange.views_in_flight", "exchange.gpu", "sync",
+                           "mode"))
 FREE_TABLES = ("placement.", "pipeline.")
 
 # Phases that a rank spends on its own points, and on patches it was given; the rest waits for others.
@@ -111,7 +112,8 @@ class Trainer:
         with self.world.agreed():
             check_method(self.renderer)
             require_times(self.renderer, scene)
-            self.exchange = make_exchange(self.world, self.renderer, settings)
+            self.exchange = make_exchange(self.world, self.renderer, settings,
+                                          self.device if self._is_on_device else None)
         horizon = settings.horizon or settings.steps
         self.optimizer = self._make_optimizer(horizon)
         self.timer, self._seen = PhaseTimer(), (0.0, 0.0)
@@ -324,8 +326,8 @@ class Trainer:
                                 "ties the schedules to it; keep steps, or start another run with a horizon of its own")
 
 
-def make_exchange(world: World, renderer: PointRenderer, settings: Settings) -> Exchange:
-    """Return the exchange of a run as its settings say.
+def make_exchange(world: World, renderer: PointRenderer, settings: Settings, device: Device | None = None) -> Exchange:
+    """Return the exchange of a run as its settings say, of tables on ``device`` if one is given.
 
     Raises
     ------
@@ -340,7 +342,12 @@ def make_exchange(world: World, renderer: PointRenderer, settings: Settings) -> 
             hint = f"did you mean {near[0]}? " if near else ""
             raise SettingsError(f"setting exchange.fields names {name!r}, which {settings.method} does not send; {hint}"
                                 f"it sends {', '.join(known)}")
-    return Exchange(world, renderer.splat_fields, renderer.gradient_fields, settings.exchange.codec, overrides)
+    parts = (world, renderer.splat_fields, renderer.gradient_fields, settings.exchange.codec, overrides)
+    if device is None:
+        return Exchange(*parts)
+    from ..distributed.device import DeviceExchange
+
+    return DeviceExchange(device, settings.exchange.gpu, *parts)
 
 
 def make_sampler(scene: Scene, settings: Settings, renderer: PointRenderer, homes: np.ndarray) -> EpochSampler:

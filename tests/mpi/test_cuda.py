@@ -3,6 +3,7 @@
 import pytest
 
 from gaian_hpc.backends import cuda
+from gaian_hpc.distributed import device
 from gaian_hpc.distributed.world import AgreedError
 from tests.cuda.emulation.device import emulated_device
 from tests.cuda.emulation.module import COMPILER, has_compiler
@@ -12,14 +13,19 @@ pytestmark = [pytest.mark.mpi, pytest.mark.skipif(not has_compiler(), reason=f"n
 
 
 VARIANTS = {"default": {}, "two views in many patches": {"views_per_step": 2, "patch_size": 32},
-            "random background": {"data.background": "random"}}
+            "random background": {"data.background": "random"}, "direct": {"exchange.gpu": "direct"}}
+
+
+@pytest.fixture(autouse=True)
+def emulated_gpus(world, monkeypatch):
+    """Give each rank an emulated GPU, and an MPI library that says it takes its pointers."""
+    monkeypatch.setattr(cuda, "visible_devices", lambda: tuple(f"emulated {k}" for k in range(world.size)))
+    monkeypatch.setattr(cuda, "open_device", lambda number, **settings: emulated_device(**settings))
+    monkeypatch.setattr(device, "takes_device_pointers", lambda: True)
 
 
 @pytest.mark.parametrize("name", VARIANTS)
-def test_ranks_do_not_change_the_bits_of_deterministic_sums(world, city, shared_tmp, tmp_path_factory, monkeypatch,
-                                                            name):
-    monkeypatch.setattr(cuda, "visible_devices", lambda: tuple(f"emulated {k}" for k in range(world.size)))
-    monkeypatch.setattr(cuda, "open_device", lambda number, **settings: emulated_device(**settings))
+def test_ranks_do_not_change_the_bits_of_deterministic_sums(world, city, shared_tmp, tmp_path_factory, name):
     changes, alone = {"backend": "cuda", "deterministic": True, **VARIANTS[name]}, None
     train(city, shared_tmp, world, changes)
     world.barrier()
@@ -30,6 +36,26 @@ def test_ranks_do_not_change_the_bits_of_deterministic_sums(world, city, shared_
         train(city, run, World(), changes)
         alone = result_of(run)
     assert result_of(shared_tmp) == world.broadcast(alone)
+
+
+@pytest.mark.parametrize("codec", ["fp32", "int8"])
+def test_direct_and_staged_messages_carry_the_same(world, city, shared_tmp, codec):
+    results = []
+    for path in ("direct", "staged"):
+        run = shared_tmp / path
+        trainer = train(city, run, world, {"backend": "cuda", "deterministic": True, "exchange.codec": codec,
+                                           "exchange.gpu": path, "steps": 20})
+        world.barrier()
+        results.append((result_of(run), trainer.exchange.ledger.sent.tolist()))
+    assert results[0] == results[1]
+
+
+def test_direct_asks_for_a_library_that_takes_pointers(world, city, shared_tmp, monkeypatch):
+    if world.size == 1:
+        pytest.skip("one rank sends nothing")
+    monkeypatch.setattr(device, "takes_device_pointers", lambda: world.rank == 0)
+    with pytest.raises(AgreedError, match="the MPI library does not say that it takes pointers"):
+        train(city, shared_tmp, world, {"backend": "cuda", "exchange.gpu": "direct"})
 
 
 def test_more_ranks_than_devices_are_told_on_all(world, city, shared_tmp, monkeypatch):

@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 from gaian_hpc.arrays import ArrayTable, Field
+from gaian_hpc.distributed.buffers import Buffers
 from gaian_hpc.distributed.exchange import Exchange, OwnSplats, Plan
 from gaian_hpc.distributed.ledger import PHASES
 from gaian_hpc.distributed.world import aligned
+from tests.unit.distributed.test_buffers import Device
 
 pytestmark = pytest.mark.mpi
 
@@ -88,6 +90,16 @@ def test_lossy_positions_keep_a_fraction_of_a_pixel_far_from_the_origin(world, c
     patches = Exchange(world, SPLATS, GRADIENTS, codec).forward(plan, own, n)
     if world.rank == 1:
         assert 0 < np.abs(patches[0].table["means2d"] - where).max() < 0.04
+
+
+def test_memory_of_a_device_is_handed_to_mpi_as_it_is(world):
+    pieces = [[Device.asarray(np.full(5 + dst, 16 * world.rank + dst, np.uint8))] for dst in range(world.size)]
+    sizes = np.full(world.size, aligned(5 + world.rank))
+    received = world.alltoall(pieces, sizes, Buffers(Device, True, lambda: None))
+    for src, data in enumerate(received):
+        if src != world.rank:
+            assert isinstance(data, Device.Array)
+            assert (data.get()[:5 + world.rank] == 16 * src + world.rank).all()
 
 
 @pytest.mark.skipif("GAIAN_LARGE_TESTS" not in os.environ, reason="needs 10 GB of memory; set GAIAN_LARGE_TESTS")

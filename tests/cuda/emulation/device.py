@@ -79,6 +79,13 @@ class StrictCupy:
         return x.view(np.ndarray)[indices.view(np.ndarray)].view(DeviceArray)
 
 
+class EmulatedDevice(Device):
+    """A device whose memory is the host's."""
+
+    def synchronize(self) -> None:
+        """Do nothing: a kernel has run when its launch returns."""
+
+
 CUPY_NAMES = tuple(name for name in vars(StrictCupy) if not name.startswith("_"))
 
 
@@ -100,4 +107,4 @@ def emulated_device(warp: int = 32, *, deterministic: bool = False, order: int =
         module.set_order(order)
         return module
 
-    return Device(StrictCupy(), compile, warp, deterministic)
+    return EmulatedDevice(StrictCupy(), compile, warp, deterministic)
