@@ -77,7 +77,7 @@ def random_bits(seed: int, purpose: str | int, step: int, ids: np.ndarray, n: in
     if not 0 <= step < 2**32:
         raise ValueError(f"step {step} is outside of [0, 2^32)")
     ids = np.ascontiguousarray(ids, np.int64).view(np.uint64)
-    key = _stream_key(seed, purpose)
+    key = stream_key(seed, purpose)
     blocks = -(-n // 4)
     out = np.empty((len(ids), n), np.uint32)
     rows = max(1, _CHUNK // max(blocks, 1))
@@ -142,7 +142,7 @@ def normal(seed: int, purpose: str | int, step: int, ids: np.ndarray, shape: tup
     return np.ascontiguousarray(out[:, :n]).reshape(len(ids), *shape)
 
 
-def _stream_key(seed: int, purpose: str | int) -> tuple[int, int]:
+def stream_key(seed: int, purpose: str | int) -> tuple[int, int]:
     """Return the Philox key of one purpose under one seed, itself drawn by Philox."""
     if isinstance(purpose, str):
         purpose = int.from_bytes(hashlib.blake2b(purpose.encode(), digest_size=8).digest(), "little")

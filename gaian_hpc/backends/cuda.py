@@ -7,7 +7,8 @@ on the CPU with another one.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,9 @@ from typing import Any
 import numpy as np
 
 from ..errors import BackendError
+from ..timing import PhaseTime, PhaseTimer
 
+MOST_PENDING = 4096  # phases whose times are not yet asked for
 MIN_CAPABILITY = (7, 5)  # Turing, the oldest that CUDA 13 compiles for
 _INCLUDE = re.compile(r'^#include "(.+)"$', re.MULTILINE)
 
@@ -50,30 +53,60 @@ class Device:
         return self._modules[source]
 
     def array(self, x: Any, dtype: type | None = None) -> Any:
-        """Return ``x`` on the device, contiguous; what is there already is not copied."""
-        return self.xp.ascontiguousarray(self.xp.asarray(x, dtype))
+        """Return ``x`` on the device, contiguous; what is there already is not copied. Raises as :meth:`empty`."""
+        with self._room(getattr(x, "nbytes", 0)):
+            return self.xp.ascontiguousarray(self.xp.asarray(x, dtype))
 
     def empty(self, shape: int | tuple[int, ...], dtype: type = np.float32) -> Any:
         """Return uninitialised memory.
 
         Raises
         ------
-        BackendError
+        DeviceMemoryError
             If the device has too little.
         """
-        return self._allocate(self.xp.empty, shape, dtype)
+        with self._room(_n_bytes(shape, dtype)):
+            return self.xp.empty(shape, dtype)
 
     def zeros(self, shape: int | tuple[int, ...], dtype: type = np.float32) -> Any:
         """Return zeroed memory; raises as :meth:`empty`."""
-        return self._allocate(self.xp.zeros, shape, dtype)
+        with self._room(_n_bytes(shape, dtype)):
+            return self.xp.zeros(shape, dtype)
 
-    def _allocate(self, make: Callable, shape: int | tuple[int, ...], dtype: type) -> Any:
+    @contextmanager
+    def _room(self, n_bytes: int) -> Iterator[None]:
         try:
-            return make(shape, dtype)
+            yield
+        except DeviceMemoryError:
+            raise
         except MemoryError as error:  # CuPy's is a subclass
-            wanted = int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
-            raise BackendError(f"the GPU has no room for {wanted / 2**20:.0f} MiB more; use smaller patches "
-                               "(--patch_size), fewer points (--densify.cap), or more ranks with a GPU each") from error
+            raise DeviceMemoryError(n_bytes) from error
+
+    def memory(self) -> tuple[int, int]:
+        """Return the bytes of memory that arrays could have, and those that there are."""
+        free, total = self.xp.cuda.runtime.memGetInfo()
+        return free + self.xp.get_default_memory_pool().free_bytes(), total
+
+    def staging(self, n_bytes: int) -> np.ndarray:
+        """Return (n_bytes,) uint8 memory of the host, pinned: copies to and from the device run at full speed."""
+        if n_bytes == 0:
+            return np.empty(0, np.uint8)
+        return np.frombuffer(self.xp.cuda.alloc_pinned_memory(n_bytes), np.uint8, n_bytes)
+
+    def fetch(self, x: Any, out: np.ndarray) -> None:
+        """Copy device array ``x`` to ``out`` on the host, of the same shape and type; done when this returns."""
+        x.get(out=out)
+
+    def mark(self) -> Any:
+        """Return a mark of this moment in the device's work, for :meth:`seconds`."""
+        event = self.xp.cuda.Event()
+        event.record()
+        return event
+
+    def seconds(self, start: Any, end: Any) -> float:
+        """Return the seconds between two marks, after the device has come to the second."""
+        end.synchronize()
+        return 1e-3 * self.xp.cuda.get_elapsed_time(start, end)
 
     def synchronize(self) -> None:
         """Wait until all work on the device is done."""
@@ -82,6 +115,62 @@ class Device:
     def host(self, x: Any) -> np.ndarray:
         """Return ``x`` as a numpy array, after all work on it is done."""
         return x.get() if hasattr(x, "get") else np.asarray(x)
+
+
+class DeviceMemoryError(BackendError, MemoryError):
+    """The GPU has no room for ``wanted`` bytes more."""
+
+    def __init__(self, wanted: int):
+        self.wanted = wanted
+        super().__init__(f"the GPU has no room for {wanted / 2**20:.0f} MiB more; use smaller patches (--patch_size), "
+                         "fewer points (--densify.cap), or more ranks with a GPU each")
+
+
+def _n_bytes(shape: int | tuple[int, ...], dtype: type) -> int:
+    return int(np.prod(shape, dtype=np.int64)) * np.dtype(dtype).itemsize
+
+
+class DeviceTimer(PhaseTimer):
+    """Times of phases on a device, whose work is not waited for before times are asked for."""
+
+    def __init__(self, device: Device):
+        super().__init__()
+        self._device = device
+        self._pending: list[tuple[str, Any, Any]] = []
+
+    @contextmanager
+    def region(self, name: str) -> Iterator[None]:
+        """Add the time between entry and exit, in the device's order of work, to phase ``name``."""
+        self.phases.setdefault(name, PhaseTime())
+        start = self._device.mark()
+        try:
+            yield
+        finally:
+            self._pending.append((name, start, self._device.mark()))
+            if len(self._pending) >= MOST_PENDING:
+                self._settle()
+
+    def reset(self) -> None:
+        """Zero all phases, keeping their order."""
+        self._pending.clear()
+        super().reset()
+
+    def seconds(self) -> dict[str, float]:
+        """Return seconds per phase, after waiting for the device."""
+        self._settle()
+        return super().seconds()
+
+    def table(self, per: int = 0) -> str:
+        """Return the phases as text; see :meth:`PhaseTimer.table`."""
+        self._settle()
+        return super().table(per)
+
+    def _settle(self) -> None:
+        for name, start, end in self._pending:
+            phase = self.phases[name]
+            phase.seconds += self._device.seconds(start, end)
+            phase.calls += 1
+        self._pending.clear()
 
 
 class KernelFile:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from ..backends.host import HOST, Host
 from .world import LINE, aligned
+
+if TYPE_CHECKING:
+    from ..backends.cuda import Device
 
 
 class Buffers:
@@ -15,26 +19,25 @@ class Buffers:
 
     Parameters
     ----------
-    xp : module
-        ``numpy``, or ``cupy`` where the arrays that cross ranks live on a device.
+    place : Host or Device
+        Where the arrays that cross ranks lie.
     direct : bool
-        Whether MPI takes pointers of that memory. If not, messages of a device are staged in host memory: copied
-        there to be sent, and back when received.
-    synchronize : callable
-        Waits until the device has written what is to be sent; called before MPI reads device memory.
+        Whether MPI takes pointers of that memory. If not, messages of a device are staged in memory of the host that
+        its copies are fast from: copied there to be sent, and back when received.
     """
 
-    def __init__(self, xp: Any = np, direct: bool = True, synchronize: Callable[[], None] | None = None):
-        self._arrays = xp
-        self._memory = xp if direct else np
-        self._synchronize = synchronize
+    def __init__(self, place: Host | Device = HOST, direct: bool = True):
+        self._place, self._direct = place, direct
 
     def empty(self, n_lines: int) -> Any:
         """Return memory for ``n_lines`` lines, (n · LINE,) uint8, that MPI can write to."""
-        return self._memory.empty(n_lines * LINE, np.uint8)
+        n = n_lines * LINE
+        return self._place.xp.empty(n, np.uint8) if self._direct else self._place.staging(n)
 
     def joined(self, messages: Sequence[Sequence[Any]], starts: np.ndarray, n_lines: int) -> Any:
         """Return messages one after another, each from its line on, its pieces at multiples of the alignment.
+
+        What is returned is written when this returns: MPI may read it.
 
         Parameters
         ----------
@@ -48,19 +51,15 @@ class Buffers:
         for start, pieces in zip(starts.tolist(), messages, strict=True):
             at = start * LINE
             for piece in pieces:
-                out[at:at + len(piece)] = self._outgoing(piece)
+                if self._direct:
+                    out[at:at + len(piece)] = piece
+                elif len(piece):
+                    self._place.fetch(piece, out[at:at + len(piece)])
                 at += aligned(len(piece))
-        if self._synchronize is not None and self._memory is self._arrays:
-            self._synchronize()
+        self._place.synchronize()
         return out
 
     def part(self, memory: Any, start: int, n_bytes: int) -> Any:
         """Return the bytes of one received message as the arrays' own kind, from line ``start`` on."""
         data = memory[start * LINE:start * LINE + n_bytes]
-        return data if self._memory is self._arrays else self._arrays.asarray(data)
-
-    def _outgoing(self, piece: Any) -> Any:
-        """Return a piece in the memory that messages are laid out in."""
-        if self._memory is self._arrays or isinstance(piece, np.ndarray):
-            return piece
-        return piece.get()
+        return data if self._direct else self._place.array(data)

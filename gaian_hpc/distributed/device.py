@@ -20,7 +20,7 @@ from ..backends.cuda import Device
 from ..backends.messages import pack, unpack
 from ..errors import ExchangeError
 from .buffers import Buffers
-from .exchange import Decode, Encode, Exchange
+from .exchange import Exchange
 from .world import World, aligned
 
 log = logging.getLogger(__name__)
@@ -44,32 +44,25 @@ class DeviceExchange(Exchange):
     """
 
     def __init__(self, device: Device, path: str, world: World, *arguments: Any):
-        self._device = device
         super().__init__(world, *arguments)
+        self.place = device
         self._buffers = choose_buffers(device, path, world)
 
-    def _coders(self) -> tuple[Encode, Decode]:
-        device = self._device
+    def encode(self, values: Any, codec: str) -> Any:
+        """Return values on the GPU as bytes there."""
+        rows = self.place.xp.arange(len(values), dtype=np.int64)
+        try:
+            return pack(self.place, values, rows, codec)
+        except ValueError as error:
+            raise ExchangeError(f"{error}; lower --optimizer.lr_scale, or check the start points for huge "
+                                "values") from error
 
-        def encode(values: Any, codec: str) -> Any:
-            try:
-                return pack(device, values, device.xp.arange(len(values), dtype=np.int64), codec)
-            except ValueError as error:
-                raise ExchangeError(f"{error}; lower --optimizer.lr_scale, or check the start points for huge "
-                                    "values") from error
+    def decode(self, data: Any, n_rows: int, shape: tuple[int, ...], codec: str) -> Any:
+        """Return values on the GPU from bytes there."""
+        return unpack(self.place, data, n_rows, shape, codec)
 
-        return encode, lambda data, n_rows, shape, codec: unpack(device, data, n_rows, shape, codec)
-
-    def _there(self, x: Any) -> Any:
-        return x if isinstance(x, slice) else self._device.array(x)
-
-    def _here(self, x: Any) -> np.ndarray:
-        return self._device.host(x)
-
-    def _concatenate(self, arrays: Sequence[Any]) -> Any:
-        return self._device.xp.concatenate(arrays)
-
-    def _transfer(self, messages: Sequence[Sequence[Any]], sizes: np.ndarray) -> list[Any]:
+    def transfer(self, messages: Sequence[Sequence[Any]], sizes: np.ndarray) -> list[Any]:
+        """Collective. Exchange messages on the GPU, directly or by way of the host."""
         return self.world.alltoall(messages, sizes, self._buffers)
 
 
@@ -77,7 +70,7 @@ def choose_buffers(device: Device, path: str, world: World) -> Buffers:
     """Collective. Return how messages of ``device`` are laid out for MPI; raises as :class:`DeviceExchange`."""
     says = world.size > 1 and all(world.collect(takes_device_pointers()))
     direct = says if path == "auto" else path == "direct" and world.size > 1
-    buffers = Buffers(device.xp, direct, device.synchronize)
+    buffers = Buffers(device, direct)
     if world.size > 1:
         log.info("messages between GPUs are %s", "direct" if direct else "staged through the host")
     with world.agreed():

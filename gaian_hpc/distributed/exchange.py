@@ -10,14 +10,18 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 
 from ..arrays import ArrayTable, Field
+from ..backends.host import HOST, Host
 from .codecs import Feedback, codec_of, decode, encode, encoded_bytes
 from .ledger import Ledger
 from .world import World, aligned
+
+if TYPE_CHECKING:
+    from ..backends.cuda import Device
 
 Encode = Callable[[Any, str], Any]
 """``encode(values, codec)`` returns bytes, as :func:`gaian_hpc.distributed.codecs.encode`."""
@@ -94,12 +98,15 @@ class PatchSplats:
     ids: np.ndarray
     order: np.ndarray | None
 
-    def to_sources(self) -> np.ndarray | None:
-        """Return, for each row in the order of the sources, its row here, (m,) int64; None where they are the same."""
+    def to_sources(self, xp: Any = np) -> np.ndarray | None:
+        """Return, for each row in the order of the sources, its row here, (m,) int64; None where they are the same.
+
+        ``xp`` is the array module of ``order``.
+        """
         if self.order is None:
             return None
-        rows = np.empty_like(self.order)
-        rows[self.order] = np.arange(len(self.order))
+        rows = xp.empty(len(self.order), np.int64)
+        rows[self.order] = xp.arange(len(self.order), dtype=np.int64)
         return rows
 
 
@@ -113,6 +120,8 @@ class Fields(Protocol):
 class Exchange:
     """Moves splats and gradients between the ranks of ``world`` by alltoallv.
 
+    What of the arguments is by splat lies at ``place``, the host, or the GPU of :class:`DeviceExchange`; so do results.
+
     Parameters
     ----------
     world : World
@@ -124,13 +133,15 @@ class Exchange:
         Codec by field name, in both directions.
     """
 
+    place: Host | Device = HOST
+
     def __init__(self, world: World, splat_fields: tuple[Field, ...], gradient_fields: tuple[Field, ...],
                  codec: str = "fp32", overrides: Mapping[str, str] | None = None):
         overrides = overrides or {}
         self.world, self.ledger = world, Ledger()
         self.links = world.links()
-        self._forward = Layout(splat_fields, codec, overrides, *self._coders())
-        self._reverse = Layout(gradient_fields, codec, overrides, *self._coders())
+        self._forward = Layout(splat_fields, codec, overrides, self.encode, self.decode)
+        self._reverse = Layout(gradient_fields, codec, overrides, self.encode, self.decode)
         self._feedback = {f.name: Feedback(f.shape) for f, used in self._reverse.fields
                           if used == "int8" and f.additive and world.size > 1}
 
@@ -149,23 +160,16 @@ class Exchange:
         self._count_copies("points", rows)
         return self.world.gather(rows)
 
-    # Where tables lie, and how they cross; a GPU has others (see DeviceExchange).
+    def encode(self, values: Any, codec: str) -> Any:
+        """Return values at ``place`` as bytes there; see :func:`gaian_hpc.distributed.codecs.encode`."""
+        return encode(values, codec)
 
-    def _coders(self) -> tuple[Encode, Decode]:
-        return encode, decode
+    def decode(self, data: Any, n_rows: int, shape: tuple[int, ...], codec: str) -> Any:
+        """Return values at ``place`` from bytes there; see :func:`gaian_hpc.distributed.codecs.decode`."""
+        return decode(data, n_rows, shape, codec)
 
-    def _there(self, x: Any) -> Any:
-        """Return an array of the host, or a slice, where tables lie."""
-        return x
-
-    def _here(self, x: Any) -> np.ndarray:
-        """Return an array of a table on the host."""
-        return x
-
-    def _concatenate(self, arrays: Sequence[Any]) -> Any:
-        return np.concatenate(arrays)
-
-    def _transfer(self, messages: Sequence[Sequence[Any]], sizes: np.ndarray) -> list[Any]:
+    def transfer(self, messages: Sequence[Sequence[Any]], sizes: np.ndarray) -> list[Any]:
+        """Collective. Exchange messages at ``place``; see :meth:`World.alltoall`."""
         return self.world.alltoall(messages, sizes)
 
     def _count_copies(self, phase: str, rows: np.ndarray) -> None:
@@ -191,12 +195,12 @@ class Exchange:
         self.ledger.add("splats", sizes(pairs[rank]), self.links)
         messages = [self.pack_splats(own, plan.patches_of(dst), plan.counts[rank], id_type) if dst != rank else []
                     for dst in range(self.world.size)]
-        received = self._transfer(messages, sizes(pairs[:, rank]))
+        received = self.transfer(messages, sizes(pairs[:, rank]))
         mine = plan.patches_of(rank)
         parts = [self.unpack_splats(data, plan.counts[src, mine], own.centers[mine], id_type) if src != rank else
-                 [(own.ids[own.rows[p]], own.table.take(self._there(own.rows[p]))) for p in mine.tolist()]
+                 [(own.ids[own.rows[p]], own.table.take(own.rows[p])) for p in mine.tolist()]
                  for src, data in enumerate(received)]
-        return [merge(int(p), [part[i] for part in parts], self._there, self._concatenate) for i, p in enumerate(mine)]
+        return [merge(int(p), [part[i] for part in parts], self.place.xp) for i, p in enumerate(mine)]
 
     def reverse(self, plan: Plan, patches: Sequence[PatchSplats], v_splats: Sequence[ArrayTable]) -> list[ArrayTable]:
         """Collective. Return, for every patch of the unit, the gradients of this rank's own rows of it.
@@ -215,7 +219,7 @@ class Exchange:
                     for owner in range(size)]
         self.ledger.add("gradients", np.array([self._reverse.size(n) for n in pairs[:, rank].tolist()]), self.links)
         sizes = np.array([self._reverse.size(n) for n in pairs[rank].tolist()])
-        received = self._transfer(messages, sizes)
+        received = self.transfer(messages, sizes)
         out: list[ArrayTable | None] = [None] * len(plan.renders)
         for src, data in enumerate(received):
             indices = plan.patches_of(src)
@@ -240,13 +244,13 @@ class Exchange:
         id_type : dtype
             Of :func:`id_form`.
         """
-        every = np.arange(own.table.n_rows)
-        rows = np.concatenate([every[:0], *(every[own.rows[p]] for p in patches.tolist())])
+        xp = self.place.xp
+        every = xp.arange(own.table.n_rows, dtype=np.int64)
+        rows = xp.concatenate([every[:0], *(every[own.rows[p]] for p in patches.tolist())])
         if len(rows) == 0:
             return []
-        centers = self._there(np.repeat(own.centers[patches], counts[patches], axis=0))
-        columns = own.table.take(self._there(rows))
-        return [self._there(own.ids[rows].astype(id_type).view(np.uint8)), *self._forward.pack(columns, centers)]
+        centers = self._centers(own.centers[patches], counts[patches])
+        return [own.ids[rows].astype(id_type).view(np.uint8), *self._forward.pack(own.table.take(rows), centers)]
 
     def unpack_splats(self, data: np.ndarray, counts: np.ndarray, centers: np.ndarray,
                       id_type: np.dtype) -> list[tuple[np.ndarray, ArrayTable]]:
@@ -262,25 +266,36 @@ class Exchange:
         id_type : dtype
         """
         n = int(counts.sum())
-        ids = self._here(data[:n * id_type.itemsize]).view(id_type).astype(np.int64)
-        table = self._forward.unpack(data[aligned(n * id_type.itemsize):], n,
-                                     self._there(np.repeat(centers, counts, axis=0)))
+        ids = data[:n * id_type.itemsize].view(id_type).astype(np.int64)
+        table = self._forward.unpack(data[aligned(n * id_type.itemsize):], n, self._centers(centers, counts))
         ends = np.cumsum(counts)
         return [(ids[stop - k:stop], part) for stop, k, part in zip(ends, counts, split(table, counts), strict=True)]
 
+    def _centers(self, centers: np.ndarray, counts: np.ndarray) -> Any:
+        """Return the middle of its patch for each splat, (n, 2), at ``place``; None where no form needs it."""
+        if not self._forward.is_relative or not counts.any():
+            return None
+        return self.place.xp.repeat(self.place.array(centers), counts.tolist(), axis=0)
+
     def pack_gradients(self, parts: list[tuple[np.ndarray, ArrayTable]]) -> list[np.ndarray]:
-        """Return the pieces of a message with the gradients of ids, given in parts, one after another."""
-        ids = np.concatenate([np.empty(0, np.int64), *(i for i, _ in parts)])
-        if len(ids) == 0:
+        """Return the pieces of a message with the gradients of ids, given in parts, one after another.
+
+        What rounding lost of additive fields is kept, and made up for by the next message, on the host.
+        """
+        parts = [part for part in parts if len(part[0])]
+        if not parts:
             return []
-        columns = {f.name: self._concatenate([t[f.name] for _, t in parts]) for f, _ in self._reverse.fields}
+        columns = {f.name: self.place.xp.concatenate([t[f.name] for _, t in parts]) for f, _ in self._reverse.fields}
+        if not self._feedback:
+            return self._reverse.pack(columns)
+        ids = np.concatenate([self.place.host(i) for i, _ in parts])
         for name, feedback in self._feedback.items():
-            columns[name] = self._there(feedback.add(ids, self._here(columns[name])))
+            columns[name] = self.place.array(feedback.add(ids, self.place.host(columns[name])))
         pieces = self._reverse.pack(columns)
         for (field, codec), piece in zip(self._reverse.fields, pieces, strict=True):
             if field.name in self._feedback:
-                arrived = self._reverse.decode(piece, len(ids), field.shape, codec)
-                self._feedback[field.name].keep(ids, self._here(columns[field.name] - arrived))
+                arrived = self.decode(piece, len(ids), field.shape, codec)
+                self._feedback[field.name].keep(ids, self.place.host(columns[field.name] - arrived))
         return pieces
 
     def unpack_gradients(self, data: np.ndarray, n_rows: int) -> ArrayTable:
@@ -290,10 +305,10 @@ class Exchange:
     def _segments(self, plan: Plan, patch: PatchSplats, v: ArrayTable) -> list[tuple[np.ndarray, ArrayTable]]:
         """Return ids and gradients of a patch by owner."""
         counts = plan.counts[:, patch.index]
-        ids, rows = patch.ids, patch.to_sources()
+        ids, rows = patch.ids, patch.to_sources(self.place.xp)
         table = ArrayTable({f.name: v[f.name] for f, _ in self._reverse.fields}, v.n_rows)
         if rows is not None:
-            ids, table = ids[rows], table.take(self._there(rows))
+            ids, table = ids[rows], table.take(rows)
         ends = np.cumsum(counts)
         return [(ids[stop - k:stop], part) for stop, k, part in zip(ends, counts, split(table, counts), strict=True)]
 
@@ -305,6 +320,7 @@ class Layout:
                  encode: Encode = encode, decode: Decode = decode):
         self.encode, self.decode = encode, decode
         self.fields = tuple((f, overrides.get(f.name) or codec_of(f, wanted)) for f in fields)
+        self.is_relative = any(f.in_pixels and codec != "fp32" for f, codec in self.fields)
 
     def size(self, n_rows: int) -> int:
         """Return the bytes of ``n_rows`` rows."""
@@ -342,17 +358,15 @@ def split(table: ArrayTable, counts: np.ndarray) -> list[ArrayTable]:
             for stop, n in zip(ends, counts.tolist(), strict=True)]
 
 
-def merge(index: int, parts: Sequence[tuple[np.ndarray, ArrayTable]], there: Callable[[np.ndarray], Any] = np.asarray,
-          concatenate: Callable[[Sequence[Any]], Any] = np.concatenate) -> PatchSplats:
+def merge(index: int, parts: Sequence[tuple[np.ndarray, ArrayTable]], xp: Any = np) -> PatchSplats:
     """Return the splats of a patch, given by source in ascending ids, in the order of their ids.
 
-    ``there`` puts rows where the tables lie, ``concatenate`` joins arrays there.
+    ``xp`` is the array module of all.
     """
     filled = [part for part in parts if len(part[0])] or [parts[0]]
     if len(filled) == 1:
         return PatchSplats(index, filled[0][1], filled[0][0], None)
-    ids = np.concatenate([i for i, _ in filled])
-    order = np.argsort(ids, kind="stable")
-    rows = there(order)
-    table = ArrayTable({name: concatenate([t[name] for _, t in filled])[rows] for name in filled[0][1]}, len(ids))
+    ids = xp.concatenate([i for i, _ in filled])
+    order = xp.argsort(ids, kind="stable")
+    table = ArrayTable({name: xp.concatenate([t[name] for _, t in filled])[order] for name in filled[0][1]}, len(ids))
     return PatchSplats(index, table, ids[order], order)

@@ -1,15 +1,22 @@
 """Activations built from basic arithmetic, so that the optimizer's kernels and the store agree to the last bit.
 
 A mathematical library may round differently in vectors, in remainders and between machines; addition,
-multiplication, division and square root do not. Stored values thus determine activated ones everywhere.
+multiplication, division and square root do not. Stored values thus determine activated ones everywhere; only a GPU
+uses functions of its own, and alone.
 """
 
 from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numba import njit
 
 from ..arrays import Attribute
+from ..backends.host import HOST, Host
+
+if TYPE_CHECKING:
+    from ..backends.cuda import Device
 
 IDENTITY, EXP, SIGMOID = 0, 1, 2
 CODES = {"identity": IDENTITY, "exp": EXP, "sigmoid": SIGMOID}
@@ -94,10 +101,15 @@ def _deactivate(code, value, out):
         out[i] = _deactivate_one(code, value[i])
 
 
-def activate(attribute: Attribute, raw: np.ndarray) -> np.ndarray:
-    """Return the activated values of ``raw`` (float32); the same array for the identity."""
+def activate(attribute: Attribute, raw: Any, place: Host | Device = HOST) -> Any:
+    """Return the activated values of ``raw`` (float32), which lies at ``place``; the same array for the identity."""
     if attribute.activation == "identity":
         return raw
+    if place is not HOST:
+        out = place.empty(raw.shape)
+        place.kernels("training/points.cu").over("activate_all", raw.size, np.int32(CODES[attribute.activation]), raw,
+                                                 out)
+        return out
     out = np.empty(raw.shape, np.float32)
     _activate(CODES[attribute.activation], np.ascontiguousarray(raw, np.float32).reshape(-1), out.reshape(-1))
     return out

@@ -24,12 +24,27 @@ class OnDevice:
         Kernel file with ``visible``, ``project<degree>`` and ``project_vjp<degree>``.
     camera_type : type
         Float type of the cameras that these take.
+    splat_source : str
+        Kernel file with ``footprints``.
+    footprint_fields : tuple of str
+        Splat fields that this takes.
     """
 
     device: Device
     degree: int
     source: str
     camera_type: type = np.float32
+    splat_source: str
+    footprint_fields: tuple[str, ...]
+
+    def footprints(self, view: View, splats: ArrayTable) -> Any:
+        """Return (M, 4) float32 boxes x0, y0, x1, y1 in pixels that hold every alpha ≥ 1/255."""
+        fields = [splats[name] for name in self.footprint_fields]
+        if type(fields[0]) is np.ndarray:
+            return super().footprints(view, splats)
+        boxes = self.device.empty((splats.n_rows, 4))
+        self.device.kernels(self.splat_source).over("footprints", splats.n_rows, *fields, boxes)
+        return boxes
 
     def _project(self, kernel: str, n: int, *arguments: Any) -> None:
         """Launch ``visible``, ``project`` or ``project_vjp`` over ``n`` rows."""

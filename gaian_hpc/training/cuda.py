@@ -6,8 +6,10 @@ back to the host.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import replace
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,21 +17,26 @@ import numpy as np
 from ..arrays import ArrayTable, Patch, View
 from ..backends import cuda as backend
 from ..backends.cuda import Device
+from ..backends.sorting import sort_pairs
 from ..data.images import Picture
+from ..distributed.exchange import Plan
 from ..distributed.world import World
+from ..errors import BackendError
 from ..points.activation import CODES
 from ..points.store import PointStore
 from ..renderers.base import OutputGradients, Outputs, PointRenderer, loss_planes
-from . import loss as host_loss
+from ..rng import stream_key
 from .densify.default import GradientDensity
+from .densify.mcmc import NOISE, NOISE_MARGIN, MarkovDensity
 from .loss import RADIUS, PatchLoss, Region
-from .margins import cut, exchange_margins, unit_neighbours, window_of
+from .margins import exchange_margins
 from .optimizer import Adam
 from .pixels import background_color, check_size
 from .step import StepReport, SynchronousExecutor, ViewGradients
-from .unit import ShardUnit, Unit, deal_out, reach
+from .unit import ShardUnit, Unit, deal_out, edges
 
-LOSS, POINTS = "training/loss.cu", "training/points.cu"
+LOSS, POINTS, PATCHES = "training/loss.cu", "training/points.cu", "training/patches.cu"
+NOISE_SOURCE = "training/noise.cu"
 _SIDE = 16
 
 
@@ -50,15 +57,19 @@ def device_of_rank(world: World, *, deterministic: bool = False) -> Device:
         return backend.open_device(number, deterministic=deterministic)
 
 
-def region_loss(device: Device, x: Any, y: Any, patch: Patch, ssim_weight: float) -> PatchLoss:
+def region_loss(device: Device, x: Any, y: Any, patch: Patch, ssim_weight: float, mask: Any = None) -> PatchLoss:
     """Return a patch's part of the loss of its view; see :func:`gaian_hpc.training.loss.region_loss`.
 
     Parameters
     ----------
     x, y : (3, h, w) float32 on the device
         Render and target in the patch's :class:`~gaian_hpc.training.loss.Region`.
+    mask : (h, w) bool on the device, optional
+        Pixels that count.
     """
     region, kernels = Region.of(patch), device.kernels(LOSS)
+    if mask is not None:
+        x, y = x * mask, y * mask
     channels, height, width = x.shape
     map_size = (patch.height + 2 * RADIUS, patch.width + 2 * RADIUS)
     maps = device.empty((3, channels, *map_size))
@@ -72,6 +83,8 @@ def region_loss(device: Device, x: Any, y: Any, patch: Patch, ssim_weight: float
     kernels.launch("loss_gradient", len(l1), x, y, *whole, np.int32(region.top), np.int32(region.left),
                    np.int32(patch.height), np.int32(patch.width), np.int32(channels), maps,
                    np.float32((1 - ssim_weight) / n), np.float32(ssim_weight / n), v_image, l1)
+    if mask is not None:
+        v_image *= mask[region.top:region.top + patch.height, region.left:region.left + patch.width]
     return PatchLoss(float(device.host(l1).sum(dtype=np.float64)), float(device.host(ssim).sum(dtype=np.float64)),
                      v_image)
 
@@ -97,14 +110,8 @@ class DeviceAdam(Adam):
         return device.xp.arange(n, dtype=np.int64), sources
 
     def update(self, store: PointStore, rows: Any, v_rows: ArrayTable, step: int) -> None:
-        """Move stored values, moments and activated values by one step, in one kernel an attribute.
-
-        Points that lie on the host are moved there, as by the cpu backend.
-        """
+        """Move stored values, moments and activated values by one step, in one kernel an attribute."""
         device = self._device
-        if type(rows) is np.ndarray:
-            super().update(store, rows, v_rows, step)
-            return
         targets, sources = self._pairs(store.n, rows)
         values = store.values
         for name in v_rows:
@@ -128,35 +135,94 @@ def observe(device: Device, view: View, rows: Any, gradient: Any, views_per_step
                                 np.float32(half * view.height), grad_sum, count)
 
 
-class DeviceExecutor(SynchronousExecutor):
-    """Runs units with points, moments and statistics on ``device``.
+def reach(device: Device, renderer: PointRenderer, view: View, splats: ArrayTable, patches: Sequence[Patch],
+          offset: int = 0) -> tuple[list[Any], np.ndarray]:
+    """Return the rows on the device, counted from ``offset``, of the splats that reach each patch of a view.
 
-    The points come back to the host at the end of a segment, where they are edited, written and looked at. On one rank
-    all but counts and sums stays there in between, unless a view is cut into several patches: its splats are copied to
-    the host to find which reach which. So they are on several ranks, where messages of splats and gradients are packed
-    on the GPU (see :class:`~gaian_hpc.distributed.device.DeviceExchange`) and pixels at borders on the host.
+    And (P,) int64 on the host: (tile, splat) pairs of each patch. See :func:`gaian_hpc.training.unit.reach`; how many
+    rows there are of each is all else that comes back.
+    """
+    n, n_patches, kernels = splats.n_rows, len(patches), device.kernels(PATCHES)
+    boxes = renderer.footprints(view, splats)
+    grid = [x for edge in edges(view, patches) for x in (device.array(edge), np.int32(len(edge) - 1))]
+    counts, tiles = device.empty(n, np.int64), device.zeros(n_patches, np.uint64)
+    kernels.over("count_reach", n, boxes, *grid, counts, tiles)
+    if n_patches == 1 or n == 0:
+        empty = slice(offset, offset + n)
+        return [empty] * n_patches, device.host(tiles).astype(np.int64)
+    ends = device.xp.cumsum(counts)
+    n_pairs = int(ends[-1])
+    numbers, rows = device.empty(n_pairs, np.uint32), device.empty(n_pairs, np.uint32)
+    kernels.over("list_reach", n, boxes, *grid, counts, ends, numbers, rows)
+    numbers, rows = sort_pairs(device, kernels, numbers, rows, (n_patches - 1).bit_length())
+    sizes = device.empty(n_patches, np.int64)
+    kernels.launch("patch_sizes", -(-n_patches // 256), np.int64(n_patches), np.int64(n_pairs), numbers, sizes)
+    rows, stops = rows.astype(np.int64) + offset, np.cumsum(device.host(sizes)).tolist()
+    return [rows[start:stop] for start, stop in itertools.pairwise([0, *stops])], device.host(tiles).astype(np.int64)
+
+
+def shake(device: Device, density: MarkovDensity, store: PointStore, step: int, lr_means: float) -> None:
+    """Move faint points at random, as :meth:`MarkovDensity.after_update`, in one kernel."""
+    amount, values, settings = lr_means * density.settings.noise_lr, store.values, density.settings
+    if amount == 0:
+        return
+    key = (np.uint32(word) for word in stream_key(density.seed, NOISE))
+    device.kernels(NOISE_SOURCE).over(
+        "shake", store.n, store.ids, values["opacities"], values["quats"], values["scales"],
+        np.int32(values["scales"].shape[1]), *key, np.uint32(step), np.float64(amount),
+        np.float64(settings.prune_opacity), np.float32(settings.prune_opacity + NOISE_MARGIN), store.raw["means"])
+
+
+class DeviceExecutor(SynchronousExecutor):
+    """Runs units with points, moments and statistics on ``device``, where edits find them, too.
+
+    What comes back to the host of a step are counts and sums. Whoever else reads the points (checkpoints, placement)
+    moves the store; it comes back here with the next segment.
     """
 
     def __init__(self, device: Device, *parts: Any):
         super().__init__(*parts)
         self._device = device
-        self._is_there = False
 
     def segment(self, steps: Sequence[int], unit_of: Callable[[int], Sequence[View]],
                 asked_to_stop: Callable[[], bool]) -> Iterator[StepReport]:
         """Collective. Run ``steps``, one after the other, until a rank is asked to stop; yield their reports."""
+        with self._room():
+            self.store.move(self._device)
+        return super().segment(steps, unit_of, asked_to_stop)
+
+    def run(self, step: int, views: Sequence[View], stop: bool = False) -> StepReport:
+        """Collective. Edit the points where it is due, then train on one unit; see the base class.
+
+        Raises
+        ------
+        BackendError
+            If the GPU has too little memory; tells how many points it could hold.
+        """
+        with self._room():
+            return super().run(step, views, stop)
+
+    @contextmanager
+    def _room(self) -> Iterator[None]:
         try:
-            yield from super().segment(steps, unit_of, asked_to_stop)
-        finally:
-            if self._is_there:
-                self.store.move(self._device.host)
-                self._is_there = False
+            yield
+        except MemoryError as error:
+            n, (free, total) = max(self.store.n, 1), self._device.memory()
+            point = self.store.bytes_per_point()
+            needed = max(total - free + getattr(error, "wanted", 0), n * point)
+            raise BackendError(
+                f"the GPU's {total / 2**20:,.0f} MiB are too few for {n:,} points of {point} bytes and a step on them; "
+                f"about {int(n * (total / needed)):,} points fit a GPU this way: bound them (--densify.cap), use "
+                "smaller patches (--patch_size), or more ranks with a GPU each") from error
+
+    def _after_update(self, step: int, lr_means: float) -> None:
+        if isinstance(self.density, MarkovDensity):
+            shake(self._device, self.density, self.store, step, lr_means)
+        else:
+            super()._after_update(step, lr_means)
 
     def _wave(self, renderer: PointRenderer, step: int, views: Sequence[View],
               n_views: int) -> tuple[list[ViewGradients], np.ndarray]:
-        if not self._is_there:  # edits come first, on the host
-            self.store.move(self._device.array)
-            self._is_there = True
         region, points, data = self.timer.region, self.store.values, self.settings.data
         unit = Unit.of(views, self.settings.patch_size)
         with region("cull"):
@@ -201,25 +267,24 @@ class DeviceExecutor(SynchronousExecutor):
                 backgrounds: Sequence[np.ndarray], n_views: int) -> tuple[list[ArrayTable], np.ndarray]:
         """Collective. As :meth:`_alone`, on several ranks."""
         region, exchange, sums = self.timer.region, self.exchange, np.zeros((len(unit.patches), 3))
+        device = self._device
         with region("patches"):
-            shard = deal_out(renderer, unit, [self._device.host(r) for r in rows], [self._on_host(t) for t in splats],
-                             self.store.ids)
-            own = replace(shard.own, table=self._joined(splats))
+            shard = deal_out(renderer, unit, rows, splats, self.store.ids, partial(reach, device), device.xp)
         with region("assign"):
             plan = self._plan(shard)
         with region("exchange"):
-            patches = exchange.forward(plan, own, self.store.next_id)
+            patches = exchange.forward(plan, shard.own, self.store.next_id)
         with region("render"):
             outputs = [renderer.render(unit.patches[p.index], p.table) for p in patches]
         with region("margins"):
-            images = {p.index: self._device.host(self._image(renderer, o, backgrounds[unit.view_of(p.index)]))
+            images = {p.index: self._image(renderer, o, backgrounds[unit.view_of(p.index)])
                       for p, o in zip(patches, outputs, strict=True)}
             canvases = exchange_margins(exchange, plan, unit, images, loss_planes(renderer),
                                         self.settings.exchange.codec)
         v_patches = []
         for p, o in zip(patches, outputs, strict=True):
             patch = unit.patches[p.index]
-            sums[p.index], v_outputs = self._loss_of(renderer, patch, self._device.array(canvases[p.index]), o,
+            sums[p.index], v_outputs = self._loss_of(renderer, patch, canvases[p.index], o,
                                                      backgrounds[unit.view_of(p.index)], n_views)
             with region("render_vjp"):
                 v_patches.append(renderer.render_vjp(patch, p.table, o, v_outputs))
@@ -234,16 +299,9 @@ class DeviceExecutor(SynchronousExecutor):
         if len(numbers) == 1:
             return [(None, returned[numbers.start])]
         offset = sum(t.n_rows for t in shard.splats[:v])
-        return [(self._device.array(shard.own.rows[p] - offset), returned[p]) for p in numbers]
-
-    def _joined(self, tables: Sequence[ArrayTable]) -> ArrayTable:
-        if len(tables) == 1:
-            return tables[0]
-        return ArrayTable({name: self._device.xp.concatenate([t[name] for t in tables]) for name in tables[0]},
-                          sum(t.n_rows for t in tables))
-
-    def _on_host(self, table: ArrayTable) -> ArrayTable:
-        return ArrayTable({name: self._device.host(x) for name, x in table.items()}, table.n_rows)
+        if shard.splats[v].n_rows == 0:
+            return [(None, returned[numbers.start])]
+        return [(shard.own.rows[p] - offset, returned[p]) for p in numbers]
 
     def _observe(self, view: View, rows: Any, v_splats: ArrayTable) -> None:
         """Gather the statistics of density control."""
@@ -256,8 +314,7 @@ class DeviceExecutor(SynchronousExecutor):
         """Return the rows of the splats that reach each patch of a view, on the device; None for all of them."""
         if len(unit.patches) == 1:
             return [None]
-        lists, _ = reach(renderer, unit.views[0], self._on_host(splats), unit.patches)
-        return [self._device.array(rows) for rows in lists]
+        return reach(self._device, renderer, unit.views[0], splats, unit.patches)[0]
 
     def _image(self, renderer: PointRenderer, outputs: Outputs, background: np.ndarray) -> Any:
         """Return what the loss reads of a patch, (c, h, w); see :func:`gaian_hpc.training.step.composed`."""
@@ -273,17 +330,10 @@ class DeviceExecutor(SynchronousExecutor):
         return image
 
     def _canvases(self, unit: Unit, images: Sequence[Any]) -> list[Any]:
-        """Return the regions of a view's patches with their neighbours' pixels, on the device."""
-        if len(images) == 1:
-            return list(images)
-        canvases, regions = [], [Region.of(patch) for patch in unit.patches]
-        for image, r in zip(images, regions, strict=True):
-            canvas = self._device.empty((len(image), r.rows.stop - r.rows.start, r.columns.stop - r.columns.start))
-            canvas[:, r.top:r.top + image.shape[1], r.left:r.left + image.shape[2]] = image
-            canvases.append(canvas)
-        for p, q, *box in unit_neighbours(unit).tolist():
-            window_of(canvases[p], regions[p], box)[:] = cut(images[q], unit.patches[q], box)
-        return canvases
+        """Return the regions of a view's patches with their neighbours' pixels."""
+        here = Plan(np.zeros((1, len(images)), np.int64), np.zeros(len(images), np.int64))
+        canvases = exchange_margins(self.exchange, here, unit, dict(enumerate(images)), len(images[0]), "fp32")
+        return [canvases[p] for p in range(len(images))]
 
     def _loss_of(self, renderer: PointRenderer, patch: Patch, canvas: Any, outputs: Outputs, background: np.ndarray,
                  n_views: int) -> tuple[tuple[float, float, float], OutputGradients]:
@@ -292,15 +342,11 @@ class DeviceExecutor(SynchronousExecutor):
         window = (part.rows, part.columns)
         with self.timer.region("pixels"):
             picture = self.pictures.get(view.index)
-            mask = None if picture.mask is None else picture.mask[window]
+            mask = None if picture.mask is None else device.array(picture.mask[window])
             target = target_on(device, picture, view, background, window)
         with self.timer.region("loss"):
-            if mask is None:
-                loss = region_loss(device, canvas[:3], target, patch, self.settings.ssim_weight)
-            else:
-                loss = host_loss.region_loss(device.host(canvas[:3]), device.host(target), patch,
-                                             self.settings.ssim_weight, mask)
-            v_image = device.array(loss.v_image) / np.float32(n_views)
+            loss = region_loss(device, canvas[:3], target, patch, self.settings.ssim_weight, mask)
+            v_image = loss.v_image / np.float32(n_views)
             v = OutputGradients(v_image)
             if background.any():
                 v.alpha = -(v_image[0] * background[0] + v_image[1] * background[1] + v_image[2] * background[2])
@@ -309,9 +355,9 @@ class DeviceExecutor(SynchronousExecutor):
             own, v_own = renderer.map_loss(patch, outputs, canvas[3:], (part.columns.start, part.rows.start), mask)
             scale = np.float32(1.0 / (view.width * view.height * n_views))
             if v_own.alpha is not None:
-                v_alpha = scale * device.array(v_own.alpha, np.float32)
+                v_alpha = scale * v_own.alpha
                 v.alpha = v_alpha if v.alpha is None else v.alpha + v_alpha
-            v.maps = {name: scale * device.array(x, np.float32) for name, x in (v_own.maps or {}).items()}
+            v.maps = {name: scale * x for name, x in (v_own.maps or {}).items()}
             return (loss.l1, loss.ssim, own), v
 
     def _summed(self, parts: Iterable[tuple[Any, ArrayTable]], n: int) -> ArrayTable:

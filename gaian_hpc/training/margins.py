@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 
 from ..arrays import Field, Patch
-from ..distributed.codecs import codec_of, decode, encode, encoded_bytes
+from ..distributed.codecs import codec_of, encoded_bytes
 from ..distributed.exchange import Exchange, Plan
 from ..distributed.world import aligned
 from .loss import Region
@@ -59,6 +60,8 @@ def exchange_margins(exchange: Exchange, plan: Plan, unit: Unit, images: Mapping
                      codec: str) -> dict[int, np.ndarray]:
     """Collective. Return, for each patch rendered here, its region (c, h, w) float32 with its neighbours' pixels.
 
+    All pixels lie at the exchange's ``place``.
+
     Parameters
     ----------
     images : mapping of int to (c, h, w) float32
@@ -73,7 +76,7 @@ def exchange_margins(exchange: Exchange, plan: Plan, unit: Unit, images: Mapping
     pairs = pairs[(plan.renders[pairs[:, 0]] == rank) | (plan.renders[pairs[:, 1]] == rank)]
     to, origin = plan.renders[pairs[:, 0]], plan.renders[pairs[:, 1]]
     regions = {p: Region.of(unit.patches[p]) for p in images}
-    canvases = {p: canvas_of(regions[p], image) for p, image in images.items()}
+    canvases = {p: canvas_of(regions[p], image, exchange.place.xp) for p, image in images.items()}
     for p, q, *box in pairs[(to == rank) & (origin == rank)].tolist():
         window_of(canvases[p], regions[p], box)[:] = cut(images[q], unit.patches[q], box)
     if exchange.world.size > 1:
@@ -81,12 +84,12 @@ def exchange_margins(exchange: Exchange, plan: Plan, unit: Unit, images: Mapping
     return canvases
 
 
-def canvas_of(region: Region, image: np.ndarray) -> np.ndarray:
-    """Return the pixels of a region, those of its patch filled in."""
+def canvas_of(region: Region, image: np.ndarray, xp: Any = np) -> np.ndarray:
+    """Return the pixels of a region, those of its patch filled in; ``xp`` is the array module of both."""
     shape = (len(image), region.rows.stop - region.rows.start, region.columns.stop - region.columns.start)
     if shape == image.shape:
         return image
-    canvas = np.empty(shape, np.float32)
+    canvas = xp.empty(shape, np.float32)
     canvas[:, region.top:region.top + image.shape[1], region.left:region.left + image.shape[2]] = image
     return canvas
 
@@ -112,16 +115,17 @@ def _receive(exchange: Exchange, unit: Unit, pairs: np.ndarray, to: np.ndarray, 
     for other in range(size):
         sent = pairs[(origin == rank) & (to == other)] if other != rank else pairs[:0]
         flat = [cut(images[q], unit.patches[q], box).reshape(-1) for _, q, *box in sent.tolist()]
-        messages.append([encode(np.concatenate(flat), codec)] if flat else [])
+        messages.append([exchange.encode(exchange.place.xp.concatenate(flat), codec)] if flat else [])
         sources.append(np.flatnonzero((origin == other) & (to == rank)) if other != rank else np.empty(0, np.int64))
         incoming.append(encoded_bytes(int(n_values[sources[-1]].sum()), codec))
     exchange.ledger.add("pixels", np.array([sum(map(len, m)) for m in messages]), exchange.links)
-    received = exchange.world.alltoall(messages, np.array([aligned(n) for n in incoming]))
+    received = exchange.transfer(messages, np.array([aligned(n) for n in incoming]))
     for data, n_bytes, chosen in zip(received, incoming, sources, strict=True):
         if len(chosen) == 0:
             continue
-        flat = decode(data[:n_bytes], int(n_values[chosen].sum()), (), codec)
-        for i, values in zip(chosen.tolist(), np.split(flat, np.cumsum(n_values[chosen])[:-1]), strict=True):
+        ends = np.cumsum(n_values[chosen])
+        flat = exchange.decode(data[:n_bytes], int(ends[-1]), (), codec)
+        for i, end in zip(chosen.tolist(), ends.tolist(), strict=True):
             p, _, *box = pairs[i].tolist()
             window = window_of(canvases[p], Region.of(unit.patches[p]), box)
-            window[:] = values.reshape(window.shape)
+            window[:] = flat[end - int(n_values[i]):end].reshape(window.shape)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ..arrays import View
 from ..assignment.solve import assign
+from ..backends.host import HOST
 from ..backends.memory import free_memory
 from ..distributed.exchange import Exchange, Plan
 from ..distributed.migrate import migrate
@@ -90,6 +91,7 @@ class Placer:
         """Collective. Profile all points, partition them, and move each to its owner."""
         if self.world.size == 1:
             return
+        self.store.move(HOST)
         s, world = self.settings.placement, self.world
         n_total = int(world.sum(np.array([self.store.n]))[0])
         cells, n_cells = self._cells(n_total)

@@ -116,8 +116,7 @@ class SynchronousExecutor:
         with region("update"):
             self.density.regularize(self.store, rows, v_rows, self.n_total)
             self.optimizer.update(self.store, rows, v_rows, step)
-            self.density.after_update(self.store, step, self.optimizer.learning_rate("means", step)
-                                      if "means" in self.store.raw else 0.0)
+            self._after_update(step, self.optimizer.learning_rate("means", step) if "means" in self.store.raw else 0.0)
         with region("sums"):
             totals = world.sum(np.concatenate([*(s.reshape(-1) for s in sums), [len(rows), float(stop)]]))
         loss, l1, ssim = unit_loss(views, totals[:-2].reshape(-1, 3), self.settings)
@@ -149,6 +148,9 @@ class SynchronousExecutor:
         with region("exchange"):
             returned = exchange.reverse(plan, patches, v_splats)
         return [self._view_vjp(renderer, shard, v, returned) for v in range(len(views))], sums
+
+    def _after_update(self, step: int, lr_means: float) -> None:
+        self.density.after_update(self.store, step, lr_means)
 
     def _sum_views(self, gradients: Sequence[ViewGradients]) -> tuple[np.ndarray, ArrayTable]:
         return sum_views(gradients)

@@ -21,7 +21,8 @@ from typing import Any
 import numpy as np
 
 from ..arrays import View
-from ..backends.cuda import Device
+from ..backends.cuda import Device, DeviceTimer
+from ..backends.host import HOST
 from ..checkpoint.folders import list_checkpoints, prune_checkpoints
 from ..checkpoint.reader import latest_checkpoint, read_checkpoint, rows_of_rank
 from ..checkpoint.schema import Camera, CheckpointState, RngState
@@ -116,7 +117,8 @@ class Trainer:
                                           self.device if self._is_on_device else None)
         horizon = settings.horizon or settings.steps
         self.optimizer = self._make_optimizer(horizon)
-        self.timer, self._seen = PhaseTimer(), (0.0, 0.0)
+        self.timer = DeviceTimer(self.device) if self._is_on_device else PhaseTimer()
+        self._seen = (0.0, 0.0)
         self.fingerprint = scene_fingerprint(scene)
         self.settings_text = settings_to_toml(settings, options)
         with self.world.agreed():
@@ -145,10 +147,10 @@ class Trainer:
 
     @property
     def _is_on_device(self) -> bool:
-        """Whether points live on a GPU between edits: with barriers, unless the strategy moves them at every step."""
+        """Whether points live on a GPU while it trains: with barriers, on one rank or sharded."""
         s = self.settings
         sharded = s.mode == "sharded" or self.world.size == 1
-        return self.device is not None and sharded and s.sync == "barrier" and s.densify.strategy != "mcmc"
+        return self.device is not None and sharded and s.sync == "barrier"
 
     def _make_optimizer(self, horizon: int) -> Adam:
         parts = (self.renderer.attributes, self.settings.optimizer, self.scene.extent, horizon,
@@ -240,6 +242,7 @@ class Trainer:
 
     def checkpoint(self) -> int:
         """Collective. Write a checkpoint of the present state, drop old ones, and return its step."""
+        self.store.move(HOST)
         settings, world, state = self.settings, self.world, self._state()
         with world.agreed():
             if world.is_root:

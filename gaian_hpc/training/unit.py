@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numba import njit
@@ -17,6 +18,9 @@ from ..timing import PhaseTimer
 PIXEL_WORK = 0.11
 """Work of a pixel in units of a (tile, splat) pair: loss and target against compositing, forward and backward, as
 timed by `gaian bench step` at 640 × 480 with 311,000 pairs (0.033 and 0.29 µs)."""
+
+Reach = Callable[[PointRenderer, View, ArrayTable, Sequence[Patch], int], tuple[Sequence[Any], np.ndarray]]
+"""``reach(renderer, view, splats, patches, offset)`` returns the rows that reach each patch, and the patches' pairs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,18 +110,21 @@ def splat_unit(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, uni
 
 
 def deal_out(renderer: PointRenderer, unit: Unit, rows: Sequence[np.ndarray], splats: Sequence[ArrayTable],
-             ids: np.ndarray) -> ShardUnit:
-    """Find the splats that reach each patch; arguments as the attributes of :class:`ShardUnit`, and all ids (N,)."""
-    reached, tiles = [], np.zeros(len(unit.patches), np.int64)
+             ids: np.ndarray, find: Reach | None = None, xp: Any = np) -> ShardUnit:
+    """Find the splats that reach each patch; arguments as the attributes of :class:`ShardUnit`, and all ids (N,).
+
+    ``xp`` is the array module of all of them, ``find`` what finds the splats there, :func:`reach` by default.
+    """
+    find, reached, tiles = find or reach, [], np.zeros(len(unit.patches), np.int64)
     offset = 0
     for v, (view, table) in enumerate(zip(unit.views, splats, strict=True)):
         numbers = unit.patches_of(v)
-        lists, tiles[numbers.start:numbers.stop] = reach(renderer, view, table,
-                                                         unit.patches[numbers.start:numbers.stop], offset)
+        lists, tiles[numbers.start:numbers.stop] = find(renderer, view, table,
+                                                        unit.patches[numbers.start:numbers.stop], offset)
         reached += lists
         offset += table.n_rows
     counts = np.array([r.stop - r.start if isinstance(r, slice) else len(r) for r in reached], np.int64)
-    own = OwnSplats(ids[np.concatenate(rows)], joined(splats), reached, unit.centers())
+    own = OwnSplats(ids[xp.concatenate(rows)], joined(splats, xp), reached, unit.centers())
     return ShardUnit(unit, tuple(rows), tuple(splats), own, counts, tiles)
 
 
@@ -133,11 +140,11 @@ def cull_rows(renderer: PointRenderer, view: View, points: ArrayTable, candidate
     return candidates[rows_in_view(renderer, view, points.take(candidates))]
 
 
-def joined(tables: Sequence[ArrayTable]) -> ArrayTable:
-    """Return the rows of all tables one after another."""
+def joined(tables: Sequence[ArrayTable], xp: Any = np) -> ArrayTable:
+    """Return the rows of all tables one after another; ``xp`` is their array module."""
     if len(tables) == 1:
         return tables[0]
-    return ArrayTable({name: np.concatenate([t[name] for t in tables]) for name in tables[0]},
+    return ArrayTable({name: xp.concatenate([t[name] for t in tables]) for name in tables[0]},
                       sum(t.n_rows for t in tables))
 
 
@@ -145,8 +152,7 @@ def reach(renderer: PointRenderer, view: View, splats: ArrayTable, patches: Sequ
           offset: int = 0) -> tuple[list[np.ndarray | slice], np.ndarray]:
     """Return the rows, counted from ``offset``, of the splats that reach each patch of a view, and its tile pairs."""
     boxes = boxes_of(renderer, view, splats)
-    xs = np.array(sorted({p.x0 for p in patches} | {view.width}), np.float32)
-    ys = np.array(sorted({p.y0 for p in patches} | {view.height}), np.float32)
+    xs, ys = edges(view, patches)
     counts, tiles = _count_reach(boxes, xs, ys)
     if len(patches) == 1:  # a splat culled by its pixel box needs no second look
         return [slice(offset, offset + splats.n_rows)], tiles
@@ -154,6 +160,12 @@ def reach(renderer: PointRenderer, view: View, splats: ArrayTable, patches: Sequ
     rows = np.empty(int(ends[-1]), np.int64)
     _list_reach(boxes, xs, ys, ends - counts, offset, rows)
     return np.split(rows, ends[:-1]), tiles
+
+
+def edges(view: View, patches: Sequence[Patch]) -> tuple[np.ndarray, np.ndarray]:
+    """Return where the columns and the rows of a view's patches begin and end, float32, pixels."""
+    return (np.array(sorted({p.x0 for p in patches} | {view.width}), np.float32),
+            np.array(sorted({p.y0 for p in patches} | {view.height}), np.float32))
 
 
 @njit(cache=True, nogil=True, error_model="numpy")

@@ -103,6 +103,17 @@ pack(long long n, const float2* __restrict__ centers, const float* __restrict__ 
     row[28] = depths[s];
 }
 
+// Boxes x0, y0, x1, y1 in pixels that hold every alpha >= 1/255. Launch as pack.
+extern "C" __global__ void __launch_bounds__(256)
+footprints(long long n, const float2* __restrict__ centers, const float4* __restrict__ extents, float4* __restrict__ boxes) {
+    const long long s = blockIdx.x * 256ll + threadIdx.x;
+    if (s >= n) return;
+    const float2 c = centers[s];
+    const float4 e = extents[s];
+    boxes[s] = make_float4(c.x + e.x - (0.02f + 1e-3f * fabsf(e.x)), c.y + e.y - (0.02f + 1e-3f * fabsf(e.y)),
+                           c.x + e.z + (0.02f + 1e-3f * fabsf(e.z)), c.y + e.w + (0.02f + 1e-3f * fabsf(e.w)));
+}
+
 // Turn summed terms into gradients of the splat fields, and of a shift of the whole splat. Launch as pack.
 extern "C" __global__ void __launch_bounds__(256)
 finish(long long n, int features, const float* __restrict__ table, const float* __restrict__ sums,

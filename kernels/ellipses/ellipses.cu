@@ -66,6 +66,16 @@ pack(long long n, const float2* __restrict__ means2d, const float* __restrict__ 
     table[4 * s + 3] = make_float4(colors[3 * s], colors[3 * s + 1], colors[3 * s + 2], depths[s]);
 }
 
+// Boxes x0, y0, x1, y1 in pixels that hold every alpha >= 1/255. Launch as pack.
+extern "C" __global__ void __launch_bounds__(256)
+footprints(long long n, const float2* __restrict__ means2d, const float2* __restrict__ radii, float4* __restrict__ boxes) {
+    const long long s = blockIdx.x * 256ll + threadIdx.x;
+    if (s >= n) return;
+    const float2 mean = means2d[s], r = radii[s];
+    const float x = r.x * 1.001f + 0.01f, y = r.y * 1.001f + 0.01f;
+    boxes[s] = make_float4(mean.x - x, mean.y - y, mean.x + x, mean.y + y);
+}
+
 // Turn summed moments into gradients of the splat fields; d alpha/d sigma = -alpha. Launch as pack.
 extern "C" __global__ void __launch_bounds__(256)
 finish(long long n, int moments, int channels, const float* __restrict__ table, const float* __restrict__ sums,

@@ -159,6 +159,19 @@ pack(long long n, const float2* __restrict__ means2d, const float* __restrict__ 
     row[25] = depths[s];
 }
 
+// Boxes x0, y0, x1, y1 in pixels that hold every alpha >= 1/255. Launch as pack.
+extern "C" __global__ void __launch_bounds__(256)
+footprints(long long n, const float2* __restrict__ means2d, const float* __restrict__ regions,
+           const float* __restrict__ opacities, float4* __restrict__ boxes) {
+    const long long s = blockIdx.x * 256ll + threadIdx.x;
+    if (s >= n) return;
+    const double x = means2d[s].x, y = means2d[s].y, ex = regions[5 * s], ey = regions[5 * s + 1];
+    const double half_x = sqrt(fmax((double)regions[5 * s + 2], 0.)) * 1.001 + 0.02;
+    const double half_y = sqrt(fmax((double)regions[5 * s + 4], 0.)) * 1.001 + 0.02, disc = disc_of(opacities[s]);
+    boxes[s] = make_float4((float)(x + fmin(ex - half_x, -disc)), (float)(y + fmin(ey - half_y, -disc)),
+                           (float)(x + fmax(ex + half_x, disc)), (float)(y + fmax(ey + half_y, disc)));
+}
+
 // Turn summed terms into gradients of the splat fields; that of the centre is of a shift of the whole splat. Launch as
 // pack.
 extern "C" __global__ void __launch_bounds__(256)

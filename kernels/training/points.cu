@@ -1,4 +1,4 @@
-// What happens to points between two steps: Adam, statistics for density control, Morton codes.
+// What happens to points between two steps: Adam, activations, statistics for density control, Morton codes.
 // One thread a value or a point; launch: ceil(n / 256) blocks of 256.
 
 enum Activation { IDENTITY, EXP, SIGMOID };
@@ -35,6 +35,13 @@ adam(long long n, int columns, int width, int code, const long long* __restrict_
     const float stored = raw[at] - rates[c] * (m / (sqrtf(v) * k.root_scale + k.eps));
     raw[at] = stored;
     if (code != IDENTITY) values[at] = activate(code, stored);
+}
+
+// The activated values of n stored ones.
+extern "C" __global__ void __launch_bounds__(256)
+activate_all(long long n, int code, const float* __restrict__ raw, float* __restrict__ values) {
+    const long long i = blockIdx.x * 256ll + threadIdx.x;
+    if (i < n) values[i] = activate(code, raw[i]);
 }
 
 // Add the norm of a screen gradient in normalised device coordinates to grad_sum, and one to count. Rows are unique.

@@ -34,7 +34,8 @@ INSTANCES = {
     "gaussian2d/surfels.cu": compositors("Surfel<3>", "Surfel<7>", "IntersectedSurfel"),
     "convex3d/convexes.cu": compositors("Convex<3>", "Convex<4>"),
     "ellipses/ellipses.cu": compositors(*(f"Ellipse<{absgrad}, {n}>" for absgrad in ("false", "true") for n in (3, 4))),
-    "training/loss.cu": [], "training/points.cu": [], "training/codecs.cu": [],
+    "gaussian2d/normals.cu": [],
+    **{f"training/{name}.cu": [] for name in ("loss", "points", "codecs", "patches", "noise")},
 }
 _USAGE = re.compile(r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores, (\d+) bytes spill loads.*?"
                     r"Used (\d+) registers([^\n]*)", re.DOTALL)

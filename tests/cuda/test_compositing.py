@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 from gaian_hpc.arrays import ArrayTable, Patch, View
+from gaian_hpc.backends.sorting import sort_pairs
 from gaian_hpc.errors import BackendError
 from gaian_hpc.renderers.base import OutputGradients
 from gaian_hpc.renderers.compositing import cuda as compositing
@@ -46,8 +47,8 @@ def gradients(renderer: Gaussian3D, view: View, patch: Patch, points: ArrayTable
 def test_the_sort_is_stable_and_ascending(renderer, n, bits):
     device, rng = renderer.device, np.random.default_rng(n)
     keys = rng.integers(0, 1 << min(bits, 11), n, np.uint32) << np.uint32(max(bits - 11, 0))
-    got_keys, got_rows = renderer._compositor.sort(device.array(keys), device.array(np.arange(n, dtype=np.uint32)),
-                                                   bits)
+    got_keys, got_rows = sort_pairs(device, device.kernels("ellipses/ellipses.cu"), device.array(keys),
+                                    device.array(np.arange(n, dtype=np.uint32)), bits)
     order = np.argsort(keys, kind="stable")
     np.testing.assert_array_equal(got_keys.get(), keys[order])
     np.testing.assert_array_equal(got_rows.get(), order)

@@ -1,19 +1,24 @@
 """Whole training steps with the cuda backend's own code, its kernels run on the CPU, against the cpu backend."""
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from gaian_hpc.arrays import ArrayTable, Patch
 from gaian_hpc.backends import cuda
 from gaian_hpc.data.scene import load_scene
 from gaian_hpc.data.synthetic import write_city
+from gaian_hpc.errors import BackendError
 from gaian_hpc.renderers.base import OutputGradients
 from gaian_hpc.renderers.gaussian3d import Gaussian3D
-from tests.cuda.emulation.device import DeviceArray, emulated_device
+from gaian_hpc.training.densify.default import GradientDensity
+from tests.cuda.emulation.device import DeviceArray, EmulatedDevice, StrictCupy, emulated_device
 from tests.unit.runs import edits_of, metrics_of, train
 
+MAP_LOSSES = {"normal_from": 0, "distortion_weight": 1.0}
 FIXED = {"steps": 50, "horizon": 50, "densify.strategy": "none"}
 
 
@@ -23,11 +28,11 @@ def city(tmp_path_factory) -> Path:
                       spacing=4.0)
 
 
-def train_on(backend: str, monkeypatch, scene: Path, run: Path, changes: dict):
+def train_on(backend: str, monkeypatch, scene: Path, run: Path, changes: dict, options: dict | None = None):
     """Train with the kernels of a backend; those of cuda on the CPU."""
     monkeypatch.setattr(cuda, "visible_devices", lambda: ("emulated",))
     monkeypatch.setattr(cuda, "open_device", lambda number, **settings: emulated_device(**settings))
-    return train(scene, run, {**changes, "backend": backend})
+    return train(scene, run, {**changes, "backend": backend}, options)
 
 
 def test_every_phase_of_a_step_agrees_with_the_cpu(city, tmp_path, monkeypatch):
@@ -93,6 +98,46 @@ VARIANTS = {
 }
 
 
+def test_losses_of_maps_train_as_on_the_cpu(city, tmp_path, monkeypatch):
+    losses = []
+    for backend in ("cpu", "cuda"):
+        train_on(backend, monkeypatch, city, tmp_path / backend,
+                 {**FIXED, "steps": 10, "method": "gaussian2d", "patch_size": 32}, MAP_LOSSES)
+        losses.append([line["loss"] for line in metrics_of(tmp_path / backend) if "loss" in line])
+    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-3)
+
+
+def test_masked_pixels_count_as_on_the_cpu(city, tmp_path, monkeypatch):
+    scene, rng, losses = tmp_path / "scene", np.random.default_rng(0), []
+    shutil.copytree(city, scene)
+    (scene / "masks").mkdir()
+    for picture in sorted((scene / "images").iterdir()):
+        mask = np.where(rng.random((6, 8)) < 0.7, 255, 0).astype(np.uint8).repeat(8, 0).repeat(8, 1)
+        Image.fromarray(mask).save(scene / "masks" / f"{picture.name}.png")
+    for backend in ("cpu", "cuda"):
+        train_on(backend, monkeypatch, scene, tmp_path / backend, {**FIXED, "steps": 10, "patch_size": 32})
+        losses.append([line["loss"] for line in metrics_of(tmp_path / backend) if "loss" in line])
+    train_on("cpu", monkeypatch, city, tmp_path / "whole", {**FIXED, "steps": 10, "patch_size": 32})
+    assert losses[0][0] != next(line["loss"] for line in metrics_of(tmp_path / "whole") if "loss" in line)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=2e-3)
+
+
+def test_too_many_points_for_the_gpu_tell_how_many_fit(city, tmp_path, monkeypatch):
+    monkeypatch.setattr(EmulatedDevice, "size", 1 << 20)
+    n_calls, empty = [], StrictCupy.empty
+
+    def full(shape, dtype):
+        n_calls.append(1)
+        if len(n_calls) > 100:
+            raise MemoryError
+        return empty(shape, dtype)
+
+    monkeypatch.setattr(StrictCupy, "empty", staticmethod(full))
+    with pytest.raises(BackendError, match=r"the GPU's 1 MiB are too few for 1\d\d points of \d+ bytes and a step on "
+                                           r"them; about \d+ points fit a GPU this way: bound them \(--densify.cap\)"):
+        train_on("cuda", monkeypatch, city, tmp_path, FIXED)
+
+
 @pytest.mark.parametrize("name", VARIANTS)
 def test_ways_to_train_agree_with_the_cpu(city, tmp_path, monkeypatch, name):
     changes = {"steps": 10, "densify.strategy": "none", **VARIANTS[name]}
@@ -114,15 +159,45 @@ def test_density_statistics_agree_with_the_cpu(city, tmp_path, monkeypatch, absg
     np.testing.assert_allclose(sums[1]["grad_sum"], sums[0]["grad_sum"], atol=1e-3 * sums[0]["grad_sum"].max())
 
 
-def test_a_step_returns_only_counts_and_sums(city, tmp_path, monkeypatch):
-    fetched = []
+STEPS = {
+    "one patch": ({}, {}),
+    "two views in many patches": ({"patch_size": 32, "views_per_step": 2}, {}),
+    "noise": ({"densify.strategy": "mcmc", "densify.start": 20, "densify.cap": 700}, {}),
+    "losses of maps": ({"method": "gaussian2d"}, MAP_LOSSES),
+}
+
+
+@pytest.mark.parametrize("name", STEPS)
+def test_a_step_returns_only_counts_and_sums(city, tmp_path, monkeypatch, name):
+    fetched, (changes, options) = [], STEPS[name]
     get = DeviceArray.get
-    monkeypatch.setattr(DeviceArray, "get", lambda x: (fetched.append(x.nbytes), get(x))[1])
-    store = train_on("cuda", monkeypatch, city, tmp_path, {**FIXED, "steps": 6}).store
+    monkeypatch.setattr(DeviceArray, "get", lambda x, **to: (fetched.append(x.nbytes), get(x, **to))[1])
+    store = train_on("cuda", monkeypatch, city, tmp_path, {**FIXED, "steps": 6, **changes}, options).store
     assert all(type(x) is np.ndarray for group in store.columns() for x in group.values())
-    n_arrays = sum(len(group) for group in store.columns())
+    n_arrays = 1 + sum(len(group) for group in store.columns())
     assert max(fetched[:-n_arrays]) <= 4 * 3 * 20  # a float for each channel and tile of the SSIM maps
-    assert len(fetched) == 6 * 2 + n_arrays  # the two sums of a loss, and the points once at the end
+    if name == "one patch":
+        assert len(fetched) == 6 * 2 + n_arrays  # the two sums of a loss, and the points once at the end
+
+
+def test_an_edit_fetches_only_those_that_may_multiply(city, tmp_path, monkeypatch):
+    sizes = []
+    edit = GradientDensity.edit
+
+    def watched(density, store, step):
+        with monkeypatch.context() as patched:
+            fetched = []
+            get = DeviceArray.get
+            patched.setattr(DeviceArray, "get", lambda x, **to: (fetched.append(x.nbytes), get(x, **to))[1])
+            report = edit(density, store, step)
+        if report is not None:
+            sizes.append((sum(fetched), store.n * store.bytes_per_point(), report.split + report.cloned))
+        return report
+
+    monkeypatch.setattr(GradientDensity, "edit", watched)
+    train_on("cuda", monkeypatch, city, tmp_path, {"densify.grad_threshold": 1e-3})
+    assert sum(n for _, _, n in sizes) > 0
+    assert all(fetched < 0.5 * whole for fetched, whole, _ in sizes)
 
 
 def test_a_run_goes_on_with_the_bits_of_one_that_never_stopped(city, tmp_path, monkeypatch):

@@ -5,7 +5,7 @@ import pytest
 from gaian_hpc.backends import cuda
 from gaian_hpc.distributed import device
 from gaian_hpc.distributed.world import AgreedError
-from tests.cuda.emulation.device import emulated_device
+from tests.cuda.emulation.device import DeviceArray, emulated_device
 from tests.cuda.emulation.module import COMPILER, has_compiler
 from tests.mpi.test_training import result_of, train
 
@@ -27,6 +27,31 @@ def emulated_gpus(world, monkeypatch):
 @pytest.mark.parametrize("name", VARIANTS)
 def test_ranks_do_not_change_the_bits_of_deterministic_sums(world, city, shared_tmp, tmp_path_factory, name):
     changes, alone = {"backend": "cuda", "deterministic": True, **VARIANTS[name]}, None
+    train(city, shared_tmp, world, changes)
+    world.barrier()
+    if world.is_root:
+        from gaian_hpc.distributed.world import World
+
+        run = tmp_path_factory.mktemp("alone")
+        train(city, run, World(), changes)
+        alone = result_of(run)
+    assert result_of(shared_tmp) == world.broadcast(alone)
+
+
+def test_direct_messages_leave_only_counts_and_sums_to_the_host(world, city, shared_tmp, monkeypatch):
+    fetched, get = [], DeviceArray.get
+    monkeypatch.setattr(DeviceArray, "get", lambda x, **to: (fetched.append(x.nbytes), get(x, **to))[1])
+    store = train(city, shared_tmp, world, {"backend": "cuda", "exchange.gpu": "direct", "steps": 4, "patch_size": 32,
+                                            "views_per_step": 2, "densify.strategy": "none",
+                                            "placement.check_every": 1000},
+                  before=lambda trainer: fetched.clear()).store
+    n_arrays = 1 + sum(len(group) for group in store.columns())
+    assert fetched and max(fetched[:-n_arrays]) <= 4 * 3 * 16  # a float for each channel and tile of the SSIM maps
+
+
+@pytest.mark.parametrize("strategy", ["default", "mcmc"])
+def test_edits_on_devices_do_not_depend_on_ranks(world, city, shared_tmp, tmp_path_factory, strategy):
+    changes, alone = {"backend": "cuda", "deterministic": True, "densify.strategy": strategy}, None
     train(city, shared_tmp, world, changes)
     world.barrier()
     if world.is_root:

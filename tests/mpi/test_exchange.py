@@ -93,9 +93,9 @@ def test_lossy_positions_keep_a_fraction_of_a_pixel_far_from_the_origin(world, c
 
 
 def test_memory_of_a_device_is_handed_to_mpi_as_it_is(world):
-    pieces = [[Device.asarray(np.full(5 + dst, 16 * world.rank + dst, np.uint8))] for dst in range(world.size)]
+    pieces = [[Device.array(np.full(5 + dst, 16 * world.rank + dst, np.uint8))] for dst in range(world.size)]
     sizes = np.full(world.size, aligned(5 + world.rank))
-    received = world.alltoall(pieces, sizes, Buffers(Device, True, lambda: None))
+    received = world.alltoall(pieces, sizes, Buffers(Device(), True))
     for src, data in enumerate(received):
         if src != world.rank:
             assert isinstance(data, Device.Array)

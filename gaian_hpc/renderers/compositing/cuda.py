@@ -10,10 +10,9 @@ import numpy as np
 
 from ...arrays import TILE_SIZE, Patch
 from ...backends.cuda import Device
+from ...backends.sorting import sort_pairs
 from ...errors import BackendError
 
-SORT_ITEMS = 2048  # pairs that a block of the sort takes
-_RADIX = 256
 _MAX_PAIRS = 2**31 - 1
 
 
@@ -154,7 +153,7 @@ class DeviceCompositor:
         n_x, n_y = -(-patch.width // TILE_SIZE), -(-patch.height // TILE_SIZE)
         keys, rows = device.empty(n, np.uint32), device.empty(n, np.uint32)
         self._file.over("depth_keys", n, depths, keys, rows)
-        _, order = self.sort(keys, rows, 32)
+        _, order = sort_pairs(device, self._file, keys, rows, 32)
         counts = device.empty(n, np.int64)
         place = (np.int32(n_x), np.int32(n_y), np.int32(patch.x0), np.int32(patch.y0))
         self._file.over(self._count, n, order, table, *place, counts)
@@ -166,24 +165,11 @@ class DeviceCompositor:
         tiles, owners = device.empty(n_pairs, np.uint32), device.empty(n_pairs, np.uint32)
         self._file.over(self._emit, n, order, table, *place, counts, ends, tiles, owners)
         slots = device.xp.arange(n_pairs, dtype=np.uint32)
-        tiles, slots = self.sort(tiles, slots, (n_x * n_y - 1).bit_length())
+        tiles, slots = sort_pairs(device, self._file, tiles, slots, (n_x * n_y - 1).bit_length())
         offsets = device.empty(n_x * n_y + 1, np.int64)
         self._file.launch("tile_offsets", -(-len(offsets) // 256), np.int64(n_pairs), tiles, np.int32(n_x * n_y),
                           offsets)
         return DeviceTileLists(offsets, device.xp.take(owners, slots), slots, order, counts, ends, n_x, n_y)
-
-    def sort(self, keys: Any, values: Any, bits: int) -> tuple[Any, Any]:
-        """Return (n,) uint32 keys, of which the low ``bits`` count, and values in stable ascending order."""
-        device, n = self._device, len(keys)
-        n_blocks = -(-n // SORT_ITEMS)
-        for shift in range(0, bits if n > 1 else 0, 8):
-            counts = device.empty(_RADIX * n_blocks, np.int64)
-            self._file.launch("radix_count", n_blocks, np.int64(n), keys, np.int32(shift), counts)
-            sorted_keys, sorted_values = device.empty(n, np.uint32), device.empty(n, np.uint32)
-            self._file.launch("radix_scatter", n_blocks, np.int64(n), keys, values, np.int32(shift), counts,
-                              device.xp.cumsum(counts), sorted_keys, sorted_values)
-            keys, values = sorted_keys, sorted_values
-        return keys, values
 
 
 def _geometry(patch: Patch, lists: DeviceTileLists) -> tuple[np.int32, ...]:

@@ -27,6 +27,8 @@ class CudaConvex3D(OnDevice, Convex3D):
 
     source = "convex3d/convex3d.cu"
     camera_type = np.float64
+    splat_source = CONVEXES
+    footprint_fields = ("centers2d", "extents")
 
     def __init__(self, options: Options, device: Device, *, degree: int | None = None):
         super().__init__(options, device, degree=degree)

@@ -19,6 +19,9 @@ N_COLUMNS = 16
 class EllipsesOnDevice(OnDevice):
     """Mixin for an :class:`~gaian_hpc.renderers.ellipses.EllipseRenderer`: ``render`` and its vjp on a GPU."""
 
+    splat_source = SOURCE
+    footprint_fields = ("means2d", "radii")
+
     def render(self, patch: Patch, splats: ArrayTable) -> Outputs:
         """Composite splats, sorted by point id, over a patch."""
         fields = self._values(splats, "means2d", "conics", "depths", "colors", "opacities")

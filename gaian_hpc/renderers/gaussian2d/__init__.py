@@ -266,25 +266,32 @@ class Gaussian2D(ProgressiveDegree):
                 v_alpha = v * planes[8] + (0 if v_alpha is None else v_alpha)
         return v_planes, v_alpha
 
-    def map_loss(self, patch: Patch, outputs: Outputs, planes: np.ndarray, origin: tuple[int, int],
-                 mask: np.ndarray | None) -> tuple[float, OutputGradients]:
+    def map_loss(self, patch: Patch, outputs: Outputs, planes: Any, origin: tuple[int, int],
+                 mask: Any) -> tuple[float, OutputGradients]:
         """Return the losses of normals and distortion; see :class:`gaian_hpc.renderers.base.RendererHooks`."""
-        from .surface import normal_loss
-
         normal_weight, distortion_weight = self.weights
         total, v = 0.0, OutputGradients(None, None, {})
         if normal_weight:
-            part, v_planes = normal_loss(patch, planes, origin, mask)
+            part, v_planes = self._normal_loss(patch, planes, origin, mask)
             v_planes *= np.float32(normal_weight)
             total += normal_weight * part
             v.alpha, v.maps = v_planes[0], {"depth": v_planes[1], "normals": v_planes[2:]}
         if distortion_weight:
             y, x = patch.y0 - origin[1], patch.x0 - origin[0]
-            keep = (np.ones(outputs.alpha.shape, bool) if mask is None
+            keep = (self._everywhere(outputs.alpha.shape) if mask is None
                     else mask[y:y + patch.height, x:x + patch.width])
-            total += distortion_weight * float(np.sum(outputs.maps["distortion"] * keep, dtype=np.float64))
+            total += distortion_weight * float((outputs.maps["distortion"] * keep).sum(dtype=np.float64))
             v.maps["distortion"] = (distortion_weight * keep).astype(np.float32)
         return total, v
+
+    def _everywhere(self, shape: tuple[int, int]) -> Any:
+        return np.ones(shape, np.bool_)
+
+    def _normal_loss(self, patch: Patch, planes: Any, origin: tuple[int, int], mask: Any) -> tuple[float, Any]:
+        """Return :func:`gaian_hpc.renderers.gaussian2d.surface.normal_loss`."""
+        from .surface import normal_loss
+
+        return normal_loss(patch, planes, origin, mask)
 
     @property
     def _compositor(self) -> Compositor:

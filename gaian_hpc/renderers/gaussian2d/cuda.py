@@ -15,20 +15,22 @@ from ..cuda import OnDevice
 from ..sh import n_coefficients
 from . import Gaussian2D, Options
 
-SURFELS = "gaussian2d/surfels.cu"
+SURFELS, NORMALS = "gaussian2d/surfels.cu", "gaussian2d/normals.cu"
 N_COLUMNS, N_MOMENTS = 28, 12
 # By the depth of the maps, "" for none: the C++ type of the compositor's method, its features and its planes.
 METHODS = {"": ("Surfel<3>", 3, 3), "center": ("Surfel<7>", 7, 9), "intersection": ("IntersectedSurfel", 7, 10)}
 
 
 class CudaGaussian2D(OnDevice, Gaussian2D):
-    """The method with all its kernels on ``device``, but for :meth:`map_loss`; tables may lie on the host or there.
+    """The method with all its kernels on ``device``; tables may lie on the host or there.
 
     Projection is in float64, what a pixel does in float32.
     """
 
     source = "gaussian2d/gaussian2d.cu"
     camera_type = np.float64
+    splat_source = SURFELS
+    footprint_fields = ("means2d", "regions", "opacities")
 
     def __init__(self, options: Options, device: Device, *, degree: int | None = None, maps: bool = False,
                  weights: tuple[float, float] = (0.0, 0.0)):
@@ -90,12 +92,23 @@ class CudaGaussian2D(OnDevice, Gaussian2D):
                                      v["inverses"], v["opacities"], v["colors"], v["normals"], v["depths"])
         return self._table(v, splats["depths"])
 
-    def map_loss(self, patch: Patch, outputs: Outputs, planes: np.ndarray, origin: tuple[int, int],
-                 mask: np.ndarray | None) -> tuple[float, OutputGradients]:
-        """Return the losses of normals and distortion, computed on the host, and gradients there."""
-        host = self.device.host
-        there = Outputs(host(outputs.color), host(outputs.alpha), {name: host(x) for name, x in outputs.maps.items()})
-        return super().map_loss(patch, there, host(planes), origin, mask)
+    def _normal_loss(self, patch: Patch, planes: Any, origin: tuple[int, int], mask: Any) -> tuple[float, Any]:
+        if type(planes) is np.ndarray:
+            return super()._normal_loss(patch, planes, origin, mask)
+        device, view, h, w = self.device, patch.view, patch.height, patch.width
+        kernels, n_tiles = device.kernels(NORMALS), -(-h // 16) * -(-w // 16)
+        camera = device.array(np.array([view.K[0, 0], view.K[1, 1], view.K[0, 2], view.K[1, 2], view.width,
+                                        view.height], np.float64))
+        keep = self._everywhere(planes.shape[1:]) if mask is None else mask
+        slopes, v = device.empty((h + 2, w + 2, 6), np.float64), device.empty((5, h, w))
+        sums = device.empty(-(-(h + 2) // 16) * -(-(w + 2) // 16), np.float64)
+        region = tuple(map(np.int32, (*planes.shape[1:], *origin, patch.x0 - origin[0], patch.y0 - origin[1], h, w)))
+        kernels.launch("normal_slopes", len(sums), camera, planes, keep, *region, slopes, v, sums)
+        kernels.launch("normal_depths", n_tiles, camera, planes, *region, slopes, v)
+        return float(device.host(sums).sum()), v
+
+    def _everywhere(self, shape: tuple[int, int]) -> Any:
+        return self.device.array(np.ones(shape, np.bool_))
 
     def _points(self, points: ArrayTable) -> list[Any]:
         return self._values(points, "means", "quats", "scales", "opacities", "sh")

@@ -176,12 +176,13 @@ def select_largest(ids: np.ndarray, keys: np.ndarray, n: int) -> np.ndarray:
 
 
 def rows_of(store: PointStore, ids: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Return the local rows of those ``ids`` that live in this shard, and their positions within ``ids``."""
+    """Return the local rows of those ``ids`` that live in this shard, and their positions in ``ids``, on the host."""
     if store.n == 0 or len(ids) == 0:
         return np.empty(0, np.int64), np.empty(0, np.int64)
-    rows = np.minimum(np.searchsorted(store.ids, ids), store.n - 1)
-    positions = np.flatnonzero(store.ids[rows] == ids)
-    return rows[positions], positions
+    place, wanted = store.place, store.place.array(ids)
+    rows = place.xp.minimum(place.xp.searchsorted(store.ids, wanted), store.n - 1)
+    positions = np.flatnonzero(place.host(store.ids[rows] == wanted))
+    return place.host(rows)[positions], positions
 
 
 def thin(store: PointStore, cap: int, seed: int, gather: Gather = one_rank) -> EditReport | None:

@@ -100,8 +100,8 @@ class GradientDensity(FixedPoints):
     def _densify(self, store: PointStore, step: int) -> tuple[int, int, int]:
         """Return how many points were cloned, split and pruned over all ranks."""
         plan = self._plan(store, step)
-        local = plan.candidates
-        ids, keys, kinds = (self.gather(x[local]) for x in (store.ids, plan.average, plan.large))
+        place = store.place
+        ids, keys, kinds = (self.gather(place.host(x[plan.candidates])) for x in (store.ids, plan.average, plan.large))
         n_total, n_pruned = global_sums(self.gather, store.n, int(plan.pruned.sum()))
         places = self.cap - (n_total - n_pruned) if self.cap else len(ids)
         granted = select_largest(ids, keys, places)
@@ -111,7 +111,7 @@ class GradientDensity(FixedPoints):
         rows, order = rows_of(store, granted)
         split_rows = rows[splits[order]]
         denied = plan.oversize & plan.candidates
-        denied[rows] = False
+        denied[place.array(rows)] = False
         removed = plan.pruned | denied
         n_denied, = global_sums(self.gather, int(denied.sum()))
         refuse_empty(n_total - n_pruned - n_denied + len(granted), step)
@@ -119,7 +119,7 @@ class GradientDensity(FixedPoints):
         counts = np.where(splits, SPLIT_CHILDREN, 1)
         first_ids = store.next_id + np.cumsum(counts) - counts
         children, child_ids = self._children(store, rows, splits[order], first_ids[order], step)
-        removed[split_rows] = True
+        removed[place.array(split_rows)] = True
         if removed.any():
             store.keep(~removed)
         if len(child_ids):
@@ -132,14 +132,14 @@ class GradientDensity(FixedPoints):
 
     def _plan(self, store: PointStore, step: int) -> _Plan:
         """Judge every point of the shard by its own values."""
-        s, values = self.settings, store.values
+        s, values, xp = self.settings, store.values, store.place.xp
         limit = s.prune_scale * self.extent if s.prune_scale and step > s.reset_every else np.inf
-        average = store.statistics["grad_sum"] / np.maximum(store.statistics["count"], np.float32(1))
+        average = store.statistics["grad_sum"] / xp.maximum(store.statistics["count"], np.float32(1))
         scale = self.split.sizes(values)
         large = scale > s.split_scale * self.extent
         # As in the paper's program, multiplied points are pruned with the others: parents of children that would go
         # at once are pruned instead.
-        child_scale = np.where(large, scale / np.float32(SPLIT_SHRINK), scale)
+        child_scale = xp.where(large, scale / np.float32(SPLIT_SHRINK), scale)
         candidates = (average >= self.threshold) & (values["opacities"] >= s.prune_opacity) & (child_scale <= limit)
         oversize = scale > limit
         pruned = (values["opacities"] < s.prune_opacity) | (oversize & ~candidates)
@@ -147,16 +147,16 @@ class GradientDensity(FixedPoints):
 
     def _children(self, store: PointStore, rows: np.ndarray, splits: np.ndarray, first_ids: np.ndarray,
                   step: int) -> tuple[dict[str, np.ndarray], np.ndarray]:
-        """Return stored values and ids of the children of parents ``rows``, in the order of the parents."""
+        """Return stored values and ids of the children of parents ``rows``, in their order; all on the host."""
+        rows_there = store.place.array(rows)
+        ids, (own, values) = store.place.host(store.ids[rows_there]), store.read_rows(rows_there)
         counts = np.where(splits, SPLIT_CHILDREN, 1)
-        parents = np.repeat(rows, counts)
+        parents = np.repeat(np.arange(len(rows)), counts)
         brood = np.arange(len(parents)) - np.repeat(np.cumsum(counts) - counts, counts)
-        raw = {name: x[parents] for name, x in store.raw.items()}
+        raw = {name: x[parents] for name, x in own.items()}
         moved = np.repeat(splits, counts)
         sources = parents[moved]
-        values = store.values
-        draws = normal(self.seed, "densify.split", step, store.ids[sources],
-                       (SPLIT_CHILDREN, self.split.n_split_draws))
+        draws = normal(self.seed, "densify.split", step, ids[sources], (SPLIT_CHILDREN, self.split.n_split_draws))
         draws = draws[np.arange(len(sources)), brood[moved]].astype(np.float64)
         for name, offsets in self.split.split_offsets(values.take(sources), draws, SPLIT_SHRINK).items():
             raw[name][moved] = (raw[name][moved] + offsets).astype(np.float32)
@@ -167,7 +167,7 @@ class GradientDensity(FixedPoints):
     def _reset(self, store: PointStore) -> int:
         """Bound opacities by twice the pruning threshold and forget their moments; return how many were lowered."""
         bound = stored(attribute_of(store, "opacities"), 2.0 * self.settings.prune_opacity)
-        rows = np.flatnonzero(store.raw["opacities"] > bound)
+        rows = store.place.xp.flatnonzero(store.raw["opacities"] > bound)
         store.write_rows("opacities", rows, bound)
         store.zero_moments(names=("opacities",))
         return len(rows)

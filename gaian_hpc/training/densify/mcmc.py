@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 from numba import njit
 
@@ -18,6 +20,7 @@ INITIAL_OPACITY = 0.5
 INITIAL_SHRINK = 0.1
 MAX_COPIES = 51
 WEIGHT_ONE = 2.0**24
+NOISE = "mcmc.noise"
 NOISE_STEEPNESS = 100.0
 NOISE_MARGIN = 0.2  # this far above the threshold the noise is scaled by 2e-9, which moves no float32 position
 
@@ -75,7 +78,7 @@ class MarkovDensity(FixedPoints):
         values = store.values
         rows = np.flatnonzero(values["opacities"] < self.settings.prune_opacity + NOISE_MARGIN)
         opacity = values["opacities"][rows].astype(np.float64)
-        draws = normal(self.seed, "mcmc.noise", step, store.ids[rows], (3,)).astype(np.float64)
+        draws = normal(self.seed, NOISE, step, store.ids[rows], (3,)).astype(np.float64)
         draws *= (lr_means * self.settings.noise_lr) * _faintness(opacity, self.settings.prune_opacity)[:, None]
         quats, scales = values["quats"][rows], values["scales"][rows].astype(np.float64)
         local = rotate(quats, draws, inverse=True)
@@ -99,50 +102,53 @@ class MarkovDensity(FixedPoints):
 
     def _relocate(self, store: PointStore, step: int) -> int:
         """Move every dead point onto a living one; return how many there were over all ranks."""
-        dead = store.values["opacities"] <= self.settings.prune_opacity
-        dead_ids = np.sort(self.gather(store.ids[dead]))
+        place, dead = store.place, store.values["opacities"] <= self.settings.prune_opacity
+        dead_ids = np.sort(self.gather(place.host(store.ids[dead])))
         drawn = self._draw(store, ~dead, len(dead_ids), "mcmc.relocate", step)
         if len(drawn) == 0:
             return 0
         sources, counts = np.unique(drawn, return_counts=True)
         source_rows = self._divide(store, sources, counts)
-        source_order = np.argsort(self.gather(store.ids[source_rows]))
+        source_order = np.argsort(self.gather(place.host(store.ids[source_rows])))
         rows, order = rows_of(store, dead_ids)
+        there, raw = place.array(rows), store.read_rows(source_rows)[0]
         for name in store.raw:
-            values = self.gather(store.raw[name][source_rows])[source_order]
-            store.write_rows(name, rows, values[np.searchsorted(sources, drawn[order])])
-        store.zero_moments(rows)
+            values = self.gather(raw[name])[source_order]
+            store.write_rows(name, there, values[np.searchsorted(sources, drawn[order])])
+        store.zero_moments(there)
         return len(dead_ids)
 
     def _add(self, store: PointStore, step: int, n_total: int) -> int:
         """Append copies of points drawn by opacity; return how many over all ranks."""
         n_grown = min(self.cap, int(self.settings.grow_factor * n_total))
-        drawn = np.sort(self._draw(store, np.ones(store.n, bool), n_grown - n_total, "mcmc.add", step))
+        drawn = np.sort(self._draw(store, slice(None), n_grown - n_total, "mcmc.add", step))
         sources, counts = np.unique(drawn, return_counts=True)
         self._divide(store, sources, counts)
         rows, order = rows_of(store, drawn)
         if len(rows):
-            store.append({name: x[rows] for name, x in store.raw.items()}, store.next_id + order)
+            store.append(store.read_rows(store.place.array(rows))[0], store.next_id + order)
         store.next_id += len(drawn)
         return len(drawn)
 
-    def _draw(self, store: PointStore, mask: np.ndarray, n: int, purpose: str, step: int) -> np.ndarray:
+    def _draw(self, store: PointStore, mask: Any, n: int, purpose: str, step: int) -> np.ndarray:
         """Collective. Draw ``n`` ids of masked points, with repeats, in proportion to opacity; none if all are zero."""
         if n <= 0:
             return np.empty(0, np.int64)
-        weights = np.rint(store.values["opacities"].astype(np.float64) * WEIGHT_ONE).astype(np.int64)
-        ids, weights = self.gather(store.ids[mask]), self.gather(weights[mask])
+        host = store.place.host
+        opacities = host(store.values["opacities"][mask]).astype(np.float64)
+        ids = self.gather(host(store.ids[mask]))
+        weights = self.gather(np.rint(opacities * WEIGHT_ONE).astype(np.int64))
         by_id = np.argsort(ids)
         words = random_bits(self.seed, purpose, step, np.arange(n), 2).astype(np.uint64)
         return sample(ids[by_id], weights[by_id], (words[:, 0] << np.uint64(32)) | words[:, 1])
 
-    def _divide(self, store: PointStore, sources: np.ndarray, counts: np.ndarray) -> np.ndarray:
+    def _divide(self, store: PointStore, sources: np.ndarray, counts: np.ndarray) -> Any:
         """Give sources of this shard their part of opacity and scale; return their rows. Moments start anew."""
-        rows, order = rows_of(store, sources)
+        found, order = rows_of(store, sources)
         copies = np.minimum(counts[order] + 1, MAX_COPIES)
-        values = store.values
-        opacity, factor = share(values["opacities"][rows].astype(np.float64), copies)
-        scales = values["scales"][rows].astype(np.float64) * factor[:, None]
+        rows, host, values = store.place.array(found), store.place.host, store.values
+        opacity, factor = share(host(values["opacities"][rows]).astype(np.float64), copies)
+        scales = host(values["scales"][rows]).astype(np.float64) * factor[:, None]
         highest = 1.0 - float(np.finfo(np.float32).eps)
         opacity = np.clip(opacity, self.settings.prune_opacity, highest)
         store.write_rows("opacities", rows, deactivate(attribute_of(store, "opacities"), opacity))

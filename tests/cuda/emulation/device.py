@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+
 import numpy as np
 
 from gaian_hpc.backends.cuda import Device, compile_failure
@@ -12,9 +14,27 @@ from .module import FORWARD, EmulatedModule, EmulationError
 class DeviceArray(np.ndarray):
     """An array that stands for one in GPU memory: operations with host arrays are errors, as for CuPy's."""
 
-    def get(self) -> np.ndarray:
-        """Return a copy on the host."""
-        return np.array(self, subok=False)
+    def get(self, out: np.ndarray | None = None) -> np.ndarray:
+        """Return a copy on the host, in ``out`` if it is given."""
+        if out is None:
+            return np.array(self, subok=False)
+        if out.shape != self.shape or out.dtype != self.dtype or not out.flags.c_contiguous:
+            raise ValueError(f"get of {self.dtype}{self.shape} to {out.dtype}{out.shape}")
+        out[...] = self.view(np.ndarray)
+        return out
+
+    def __getitem__(self, index):
+        _need_device_index(index)
+        return super().__getitem__(index)
+
+    def __setitem__(self, index, values):
+        _need_device_index(index)
+        if type(values) is np.ndarray and values.ndim:
+            raise TypeError("a host array written to a device array")
+        super().__setitem__(index, values)
+
+    def __array_function__(self, function, types, arguments, named):
+        raise TypeError(f"numpy.{function.__name__} of a device array; use the function of its array module")
 
     def __array_ufunc__(self, ufunc, method, *inputs, out=(), **kwargs):
         for x in inputs:
@@ -74,6 +94,38 @@ class StrictCupy:
         return np.flatnonzero(x.view(np.ndarray)).view(DeviceArray)
 
     @staticmethod
+    def where(condition, a, b) -> DeviceArray:
+        _need_device(condition, a, b)
+        return np.where(*(x.view(np.ndarray) for x in (condition, a, b))).view(DeviceArray)
+
+    @staticmethod
+    def maximum(a, b) -> DeviceArray:
+        _need_device(a)
+        return np.maximum(a, b)
+
+    @staticmethod
+    def minimum(a, b) -> DeviceArray:
+        _need_device(a)
+        return np.minimum(a, b)
+
+    @staticmethod
+    def searchsorted(a, v) -> DeviceArray:
+        _need_device(a, v)
+        return np.searchsorted(a.view(np.ndarray), v.view(np.ndarray)).view(DeviceArray)
+
+    @staticmethod
+    def argsort(x, kind) -> DeviceArray:
+        _need_device(x)
+        return np.argsort(x.view(np.ndarray), kind=kind).view(DeviceArray)
+
+    @staticmethod
+    def repeat(x, repeats: list, axis) -> DeviceArray:
+        _need_device(x)
+        if not isinstance(repeats, list):
+            raise TypeError("cupy.repeat takes a list of counts")
+        return np.repeat(x.view(np.ndarray), repeats, axis=axis).view(DeviceArray)
+
+    @staticmethod
     def take(x, indices) -> DeviceArray:
         _need_device(x, indices)
         return x.view(np.ndarray)[indices.view(np.ndarray)].view(DeviceArray)
@@ -82,8 +134,26 @@ class StrictCupy:
 class EmulatedDevice(Device):
     """A device whose memory is the host's."""
 
+    size = 1 << 40
+
     def synchronize(self) -> None:
         """Do nothing: a kernel has run when its launch returns."""
+
+    def memory(self) -> tuple[int, int]:
+        """Return a memory that is half full."""
+        return self.size // 2, self.size
+
+    def staging(self, n_bytes: int) -> np.ndarray:
+        """Return ordinary memory."""
+        return np.empty(n_bytes, np.uint8)
+
+    def mark(self) -> float:
+        """Return the time."""
+        return time.perf_counter()
+
+    def seconds(self, start: float, end: float) -> float:
+        """Return the time between marks."""
+        return end - start
 
 
 CUPY_NAMES = tuple(name for name in vars(StrictCupy) if not name.startswith("_"))
@@ -93,6 +163,12 @@ def _need_device(*arrays) -> None:
     for x in arrays:
         if not isinstance(x, DeviceArray):
             raise TypeError(f"a host array of shape {np.shape(x)} where one of the device is needed")
+
+
+def _need_device_index(index) -> None:
+    for x in index if isinstance(index, tuple) else (index,):
+        if type(x) is np.ndarray and x.ndim:
+            raise TypeError("a device array indexed by a host array")
 
 
 def emulated_device(warp: int = 32, *, deterministic: bool = False, order: int = FORWARD,
