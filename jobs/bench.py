@@ -12,6 +12,7 @@ import numba
 import numpy as np
 
 from gaian_hpc.arrays import Cloud, View
+from gaian_hpc.backends.cuda import DeviceTimer
 from gaian_hpc.backends.threads import use_threads
 from gaian_hpc.data.cache import PictureCache
 from gaian_hpc.data.images import Picture
@@ -25,11 +26,9 @@ from gaian_hpc.renderers.base import PointRenderer, build_renderer, initial_valu
 from gaian_hpc.settings import Settings
 from gaian_hpc.timing import PhaseTimer, format_phases
 from gaian_hpc.training.densify import make_density
-from gaian_hpc.training.optimizer import Adam
 from gaian_hpc.training.placer import Placer
 from gaian_hpc.training.start import open_scene, start_points
-from gaian_hpc.training.step import SynchronousExecutor
-from gaian_hpc.training.trainer import make_exchange
+from gaian_hpc.training.trainer import barrier_executor, make_exchange, make_optimizer
 
 WARM_UP = 3
 
@@ -80,7 +79,13 @@ def time_steps(world: World, scene_path: Path | str, settings: Settings, options
     scene = open_scene(scene_path, d)
     settings = dataclasses.replace(settings, densify=dataclasses.replace(settings.densify, strategy="none"))
     views = {i: resized(scene.views[i], *size) for i in scene.train_idx.tolist()}
-    renderer = build_renderer(settings.method, options, settings.backend, absgrad=settings.densify.absgrad)
+    device = None
+    if settings.backend == "cuda":
+        from gaian_hpc.training.cuda import device_of_rank
+
+        device = device_of_rank(world, deterministic=settings.deterministic)
+    renderer = build_renderer(settings.method, options, settings.backend, absgrad=settings.densify.absgrad,
+                              device=device)
     store, train_idx = start_points(scene, settings, renderer.attributes), scene.train_idx
     if points:
         train_idx = train_idx[:settings.views_per_step]
@@ -88,15 +93,16 @@ def time_steps(world: World, scene_path: Path | str, settings: Settings, options
         store = resampled(renderer, store, seen, points, scene, settings.seed)
     n_points, bytes_per_point = store.n, store.bytes_per_point()
     store.keep(np.arange(n_points) % world.size == world.rank)
-    exchange = make_exchange(world, renderer, settings)
+    exchange = make_exchange(world, renderer, settings, device)
     placer = Placer(exchange, renderer, store, [views[i] for i in train_idx.tolist()], settings)
     placer.place(0, "bench")
     density = make_density(settings.densify, settings.steps, scene.extent, settings.seed)
-    optimizer = Adam(renderer.attributes, settings.optimizer, scene.extent, settings.steps, settings.views_per_step)
-    timer, sampler = PhaseTimer(), EpochSampler(train_idx, settings.views_per_step, settings.seed)
+    optimizer = make_optimizer(renderer, settings, scene.extent, settings.steps, device)
+    timer = DeviceTimer(device) if device else PhaseTimer()
+    sampler = EpochSampler(train_idx, settings.views_per_step, settings.seed)
     with PictureCache(scene, d.cache_mb << 20, 0) as pictures:
-        executor = SynchronousExecutor(renderer, store, optimizer, density, ResizedPictures(pictures, views), settings,
-                                       timer, exchange, placer.assigner)
+        executor = barrier_executor(device, renderer, store, optimizer, density, ResizedPictures(pictures, views),
+                                    settings, timer, exchange, placer.assigner)
         samples, scopes = [], []
         for step in range(1, WARM_UP + repeats + 1):
             unit = [views[i] for i in sampler.unit(step - 1)]
@@ -105,8 +111,9 @@ def time_steps(world: World, scene_path: Path | str, settings: Settings, options
             timer.reset()
             world.barrier()
             start = time.perf_counter()
-            report = executor.run(step, unit)
-            samples.append([time.perf_counter() - start, *timer.seconds().values()])
+            report, = executor.segment([step], lambda _, unit=unit: unit, lambda: False)
+            phases = timer.seconds()  # waits for a GPU
+            samples.append([time.perf_counter() - start, *phases.values()])
             scopes.append(report.n_scope)
     table = world.stack(np.array(samples[WARM_UP:]))  # (R, steps, 1 + phases)
     medians = 1e3 * np.median(table.mean(axis=0), axis=0)

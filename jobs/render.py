@@ -12,7 +12,7 @@ from gaian_hpc.data.camera_path import read_camera_path
 from gaian_hpc.data.folders import SUFFIXES
 from gaian_hpc.errors import DataError, SettingsError
 from gaian_hpc.evaluation.run import open_run
-from gaian_hpc.evaluation.views import render_whole, surface_maps
+from gaian_hpc.evaluation.views import render_all, surface_maps
 from gaian_hpc.training.pixels import shown_background
 
 
@@ -37,8 +37,8 @@ def run_render(run: Path | str, *, output: Path | str | None = None, path: Path 
         if not hasattr(renderer, "with_maps"):
             raise SettingsError(f"method {renderer.name!r} renders no maps; leave --maps out")
         renderer = renderer.with_maps()
-    for view, name in zip(views, names, strict=True):
-        rendering = render_whole(renderer, trained.state.store.values, view, background, trained.settings.patch_size)
+    renderings = render_all(renderer, trained.state.store.values, views, background, trained.settings.patch_size)
+    for view, name, rendering in zip(views, names, renderings, strict=True):
         write_png(folder / name, rendering.image)
         if maps:
             stem = name.removesuffix(".png")

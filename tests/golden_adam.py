@@ -8,6 +8,7 @@ import numpy as np
 
 from gaian_hpc.arrays import ArrayTable, Attribute, LearningRate
 from gaian_hpc.backends.cuda import Device
+from gaian_hpc.backends.host import HOST
 from gaian_hpc.points.store import PointStore
 from gaian_hpc.settings import OptimizerSettings
 from gaian_hpc.training.cuda import DeviceAdam
@@ -51,23 +52,18 @@ def _run(npz: Mapping[str, np.ndarray], prefix: str, kind: str,
     settings = OptimizerSettings(kind=kind, beta1=float(npz[f"{prefix}_beta1"]),
                                  beta2=float(npz[f"{prefix}_beta2"]), eps=float(npz[f"{prefix}_eps"]))
     store = PointStore((attribute,), {"x": start.copy()}, np.arange(n), n)
-    adam = Adam((attribute,), settings, 1.0, len(grads))
+    adam, place = Adam((attribute,), settings, 1.0, len(grads)), device or HOST
     if device is not None:
         adam = DeviceAdam(device, (attribute,), settings, 1.0, len(grads))
-        for group in (store.raw, store.first_moments, store.second_moments):
-            group["x"] = device.array(group["x"])
+    store.move(place)
     history = []
     for step, gradient in enumerate(grads, 1):
         rows = np.flatnonzero(npz["visible"][step - 1]) if kind == "selective" else np.arange(n)
-        moved = gradient[rows] if device is None else device.array(gradient[rows])
-        adam.update(store, rows, ArrayTable({"x": moved}, len(rows)), step)
-        history.append(_host(store.raw["x"]).copy())
+        adam.update(store, place.array(rows), ArrayTable({"x": place.array(gradient[rows])}, len(rows)), step)
+        history.append(place.host(store.raw["x"]).copy())
+    store.move(HOST)
     return np.array(history), store
 
 
-def _host(x) -> np.ndarray:
-    return x.get() if hasattr(x, "get") else x
-
-
 def _relative(found: np.ndarray, golden: np.ndarray) -> float:
-    return float(np.abs(_host(found) - golden).max() / np.abs(golden).max())
+    return float(np.abs(found - golden).max() / np.abs(golden).max())

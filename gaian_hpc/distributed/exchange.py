@@ -146,9 +146,11 @@ class Exchange:
                           if used == "int8" and f.additive and world.size > 1}
 
     @classmethod
-    def local(cls, fields: Fields) -> Exchange:
+    def local(cls, fields: Fields, place: Host | Device = HOST) -> Exchange:
         """Return the exchange of one rank for a renderer's ``splat_fields`` and ``gradient_fields``."""
-        return cls(World(), fields.splat_fields, fields.gradient_fields)
+        exchange = cls(World(), fields.splat_fields, fields.gradient_fields)
+        exchange.place = place
+        return exchange
 
     def stack(self, phase: str, row: np.ndarray) -> np.ndarray:
         """Collective. Return the equally shaped arrays of all ranks, (R, …), and count the bytes."""

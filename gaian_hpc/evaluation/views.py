@@ -4,10 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
 from ..arrays import ArrayTable, View
+from ..backends.host import HOST
 from ..data.images import Picture, PictureCache
 from ..distributed.exchange import Exchange, Plan
 from ..renderers.base import PointRenderer
@@ -45,8 +47,14 @@ def render_view(renderer: PointRenderer, points: ArrayTable, view: View, backgro
 def render_whole(renderer: PointRenderer, points: ArrayTable, view: View, background: np.ndarray,
                  patch_size: int = 512) -> Rendering:
     """Return all that is rendered of a view; all points are here."""
-    ids = np.arange(points.n_rows)
-    return next(render_views(renderer, points, ids, [view], background, patch_size, Exchange.local(renderer)))
+    return next(render_all(renderer, points, [view], background, patch_size))
+
+
+def render_all(renderer: PointRenderer, points: ArrayTable, views: Sequence[View], background: np.ndarray,
+               patch_size: int = 512) -> Iterator[Rendering]:
+    """Yield the renderings of views, one after another; all points are here."""
+    exchange = Exchange.local(renderer, getattr(renderer, "device", HOST))
+    return render_views(renderer, points, np.arange(points.n_rows), views, background, patch_size, exchange)
 
 
 def surface_maps(view: View, rendering: Rendering) -> dict[str, np.ndarray]:
@@ -96,12 +104,19 @@ def render_views(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, v
     background : (3,) float32
     patch_size : int, pixels
     exchange : Exchange
+        Points are taken to its ``place``, once for all views.
     """
-    world = exchange.world
+    world, place = exchange.world, exchange.place
     next_id = int(np.max(world.stack(np.array([ids[-1] + 1 if len(ids) else 0]))))
+    splat = splat_unit
+    if place is not HOST:
+        from ..training import cuda
+
+        splat = partial(cuda.splat_unit, place)
+        points, ids = ArrayTable({name: place.array(x) for name, x in points.items()}), place.array(ids)
     for first in range(0, len(views), world.size):
         unit = Unit.of(views[first:first + world.size], patch_size)
-        shard = splat_unit(renderer, points, ids, unit, PhaseTimer())
+        shard = splat(renderer, points, ids, unit, PhaseTimer())
         renders = np.array([unit.view_of(p) for p in range(len(unit.patches))], np.int64)
         plan = Plan(exchange.stack("counts", shard.counts), renders)
         patches = exchange.forward(plan, shard.own, next_id)
@@ -113,12 +128,12 @@ def render_views(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, v
                 patch = unit.patches[p.index]
                 window = (..., slice(patch.y0, patch.y1), slice(patch.x0, patch.x1))
                 outputs = renderer.render(patch, p.table)
-                over_background(outputs.color, outputs.alpha, background, image[window])
-                alpha[window] = outputs.alpha
+                alpha[window] = place.host(outputs.alpha)
+                over_background(place.host(outputs.color), alpha[window], background, image[window])
                 for name, plane in outputs.maps.items():
                     if name not in maps:
                         maps[name] = np.empty((*plane.shape[:-2], *size), np.float32)
-                    maps[name][window] = plane
+                    maps[name][window] = place.host(plane)
             yield Rendering(first + world.rank, np.clip(image, 0, 1, out=image), alpha, maps)
 
 
@@ -150,7 +165,7 @@ def evaluate_views(renderer: PointRenderer, points: ArrayTable, views: Sequence[
     exchange : Exchange, optional
         Between the ranks that hold the points.
     """
-    exchange = exchange or Exchange.local(renderer)
+    exchange = exchange or Exchange.local(renderer, getattr(renderer, "device", HOST))
     ids = np.arange(points.n_rows) if ids is None else ids
     world, color = exchange.world, shown_background(background)
     pictures.schedule([v.index for v in views[world.rank::world.size]])

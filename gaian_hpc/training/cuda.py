@@ -19,20 +19,19 @@ from ..backends import cuda as backend
 from ..backends.cuda import Device
 from ..backends.sorting import sort_pairs
 from ..data.images import Picture
-from ..distributed.exchange import Plan
 from ..distributed.world import World
 from ..errors import BackendError
 from ..points.activation import CODES
 from ..points.store import PointStore
 from ..renderers.base import OutputGradients, Outputs, PointRenderer, loss_planes
 from ..rng import stream_key
+from ..timing import PhaseTimer
 from .densify.default import GradientDensity
 from .densify.mcmc import NOISE, NOISE_MARGIN, MarkovDensity
 from .loss import RADIUS, PatchLoss, Region
-from .margins import exchange_margins
 from .optimizer import Adam
-from .pixels import background_color, check_size
-from .step import StepReport, SynchronousExecutor, ViewGradients
+from .pixels import check_size
+from .step import PatchResult, StepReport, SynchronousExecutor, ViewGradients
 from .unit import ShardUnit, Unit, deal_out, edges
 
 LOSS, POINTS, PATCHES = "training/loss.cu", "training/points.cu", "training/patches.cu"
@@ -161,6 +160,17 @@ def reach(device: Device, renderer: PointRenderer, view: View, splats: ArrayTabl
     return [rows[start:stop] for start, stop in itertools.pairwise([0, *stops])], device.host(tiles).astype(np.int64)
 
 
+def splat_unit(device: Device, renderer: PointRenderer, points: ArrayTable, ids: Any, unit: Unit,
+               timer: PhaseTimer) -> ShardUnit:
+    """Cull and splat a shard's points, which lie on the device; see :func:`gaian_hpc.training.unit.splat_unit`."""
+    with timer.region("cull"):
+        rows = [renderer.cull(view, points) for view in unit.views]
+    with timer.region("splat"):
+        splats = [renderer.splat(view, points, r) for view, r in zip(unit.views, rows, strict=True)]
+    with timer.region("patches"):
+        return deal_out(renderer, unit, rows, splats, ids, partial(reach, device), device.xp)
+
+
 def shake(device: Device, density: MarkovDensity, store: PointStore, step: int, lr_means: float) -> None:
     """Move faint points at random, as :meth:`MarkovDensity.after_update`, in one kernel."""
     amount, values, settings = lr_means * density.settings.noise_lr, store.values, density.settings
@@ -221,103 +231,10 @@ class DeviceExecutor(SynchronousExecutor):
         else:
             super()._after_update(step, lr_means)
 
-    def _wave(self, renderer: PointRenderer, step: int, views: Sequence[View],
-              n_views: int) -> tuple[list[ViewGradients], np.ndarray]:
-        region, points, data = self.timer.region, self.store.values, self.settings.data
-        unit = Unit.of(views, self.settings.patch_size)
-        with region("cull"):
-            rows = [renderer.cull(view, points) for view in views]
-        with region("splat"):
-            splats = [renderer.splat(view, points, r) for view, r in zip(views, rows, strict=True)]
-        backgrounds = [background_color(data.background, self.settings.seed, step, view) for view in views]
-        run = self._alone if self.exchange.world.size == 1 else self._shared
-        v_splats, sums = run(renderer, unit, rows, splats, backgrounds, n_views)
-        gradients = []
-        for view, r, table, v in zip(views, rows, splats, v_splats, strict=True):
-            with region("splat_vjp"):
-                gradients.append(ViewGradients(r, renderer.splat_vjp(view, points, r, table, v)))
-            with region("density"):
-                self._observe(view, r, v)
-        return gradients, sums
+    def _splat_unit(self, renderer: PointRenderer, unit: Unit) -> ShardUnit:
+        return splat_unit(self._device, renderer, self.store.values, self.store.ids, unit, self.timer)
 
-    def _alone(self, renderer: PointRenderer, unit: Unit, rows: Sequence[Any], splats: Sequence[ArrayTable],
-               backgrounds: Sequence[np.ndarray], n_views: int) -> tuple[list[ArrayTable], np.ndarray]:
-        """Return the gradients of each view's splats, and the sums of all patches, (P, 3), on one rank."""
-        region, sums, v_splats = self.timer.region, np.zeros((len(unit.patches), 3)), []
-        for v, (view, table) in enumerate(zip(unit.views, splats, strict=True)):
-            first, single = unit.starts[v], Unit.of([view], self.settings.patch_size)
-            with region("patches"):
-                members = self._members(renderer, single, table)
-                tables = [table if m is None else table.take(m) for m in members]
-            with region("render"):
-                outputs = [renderer.render(patch, t) for patch, t in zip(single.patches, tables, strict=True)]
-            with region("margins"):
-                canvases = self._canvases(single, [self._image(renderer, o, backgrounds[v]) for o in outputs])
-            parts = []
-            for p, patch in enumerate(single.patches):
-                sums[first + p], v_outputs = self._loss_of(renderer, patch, canvases[p], outputs[p], backgrounds[v],
-                                                           n_views)
-                with region("render_vjp"):
-                    parts.append(renderer.render_vjp(patch, tables[p], outputs[p], v_outputs))
-            with region("gather"):
-                v_splats.append(self._summed(zip(members, parts, strict=True), table.n_rows))
-        return v_splats, sums
-
-    def _shared(self, renderer: PointRenderer, unit: Unit, rows: Sequence[Any], splats: Sequence[ArrayTable],
-                backgrounds: Sequence[np.ndarray], n_views: int) -> tuple[list[ArrayTable], np.ndarray]:
-        """Collective. As :meth:`_alone`, on several ranks."""
-        region, exchange, sums = self.timer.region, self.exchange, np.zeros((len(unit.patches), 3))
-        device = self._device
-        with region("patches"):
-            shard = deal_out(renderer, unit, rows, splats, self.store.ids, partial(reach, device), device.xp)
-        with region("assign"):
-            plan = self._plan(shard)
-        with region("exchange"):
-            patches = exchange.forward(plan, shard.own, self.store.next_id)
-        with region("render"):
-            outputs = [renderer.render(unit.patches[p.index], p.table) for p in patches]
-        with region("margins"):
-            images = {p.index: self._image(renderer, o, backgrounds[unit.view_of(p.index)])
-                      for p, o in zip(patches, outputs, strict=True)}
-            canvases = exchange_margins(exchange, plan, unit, images, loss_planes(renderer),
-                                        self.settings.exchange.codec)
-        v_patches = []
-        for p, o in zip(patches, outputs, strict=True):
-            patch = unit.patches[p.index]
-            sums[p.index], v_outputs = self._loss_of(renderer, patch, canvases[p.index], o,
-                                                     backgrounds[unit.view_of(p.index)], n_views)
-            with region("render_vjp"):
-                v_patches.append(renderer.render_vjp(patch, p.table, o, v_outputs))
-        with region("exchange"):
-            returned = exchange.reverse(plan, patches, v_patches)
-        with region("gather"):
-            return [self._summed(self._parts(shard, v, returned), t.n_rows) for v, t in enumerate(splats)], sums
-
-    def _parts(self, shard: ShardUnit, v: int, returned: Sequence[ArrayTable]) -> list[tuple[Any, ArrayTable]]:
-        """Return the rows, within view ``v``, that each of its patches reads, and their gradients."""
-        numbers = shard.unit.patches_of(v)
-        if len(numbers) == 1:
-            return [(None, returned[numbers.start])]
-        offset = sum(t.n_rows for t in shard.splats[:v])
-        if shard.splats[v].n_rows == 0:
-            return [(None, returned[numbers.start])]
-        return [(shard.own.rows[p] - offset, returned[p]) for p in numbers]
-
-    def _observe(self, view: View, rows: Any, v_splats: ArrayTable) -> None:
-        """Gather the statistics of density control."""
-        if isinstance(self.density, GradientDensity):
-            gradient = v_splats["absgrad" if self.density.settings.absgrad else "means2d"]
-            observe(self._device, view, rows, gradient, self.density.views_per_step,
-                    *(self.store.statistics[name] for name in ("grad_sum", "count")))
-
-    def _members(self, renderer: PointRenderer, unit: Unit, splats: ArrayTable) -> list[Any]:
-        """Return the rows of the splats that reach each patch of a view, on the device; None for all of them."""
-        if len(unit.patches) == 1:
-            return [None]
-        return reach(self._device, renderer, unit.views[0], splats, unit.patches)[0]
-
-    def _image(self, renderer: PointRenderer, outputs: Outputs, background: np.ndarray) -> Any:
-        """Return what the loss reads of a patch, (c, h, w); see :func:`gaian_hpc.training.step.composed`."""
+    def _composed(self, renderer: PointRenderer, outputs: Outputs, background: np.ndarray) -> Any:
         image = self._device.empty((loss_planes(renderer), *outputs.alpha.shape))
         for c in range(3):
             image[c] = outputs.color[c]
@@ -329,19 +246,11 @@ class DeviceExecutor(SynchronousExecutor):
             at += f.width
         return image
 
-    def _canvases(self, unit: Unit, images: Sequence[Any]) -> list[Any]:
-        """Return the regions of a view's patches with their neighbours' pixels."""
-        here = Plan(np.zeros((1, len(images)), np.int64), np.zeros(len(images), np.int64))
-        canvases = exchange_margins(self.exchange, here, unit, dict(enumerate(images)), len(images[0]), "fp32")
-        return [canvases[p] for p in range(len(images))]
-
-    def _loss_of(self, renderer: PointRenderer, patch: Patch, canvas: Any, outputs: Outputs, background: np.ndarray,
-                 n_views: int) -> tuple[tuple[float, float, float], OutputGradients]:
-        """Return a patch's sums and gradients; see :func:`gaian_hpc.training.step.patch_loss`."""
+    def _patch_loss(self, renderer: PointRenderer, patch: Patch, canvas: Any, outputs: Outputs, picture: Picture,
+                    background: np.ndarray, n_views: int) -> PatchResult:
         device, view, part = self._device, patch.view, Region.of(patch)
         window = (part.rows, part.columns)
         with self.timer.region("pixels"):
-            picture = self.pictures.get(view.index)
             mask = None if picture.mask is None else device.array(picture.mask[window])
             target = target_on(device, picture, view, background, window)
         with self.timer.region("loss"):
@@ -351,14 +260,40 @@ class DeviceExecutor(SynchronousExecutor):
             if background.any():
                 v.alpha = -(v_image[0] * background[0] + v_image[1] * background[1] + v_image[2] * background[2])
             if len(canvas) == 3:
-                return (loss.l1, loss.ssim, 0.0), v
+                return PatchResult((loss.l1, loss.ssim, 0.0), v)
             own, v_own = renderer.map_loss(patch, outputs, canvas[3:], (part.columns.start, part.rows.start), mask)
             scale = np.float32(1.0 / (view.width * view.height * n_views))
             if v_own.alpha is not None:
                 v_alpha = scale * v_own.alpha
                 v.alpha = v_alpha if v.alpha is None else v.alpha + v_alpha
             v.maps = {name: scale * x for name, x in (v_own.maps or {}).items()}
-            return (loss.l1, loss.ssim, own), v
+            return PatchResult((loss.l1, loss.ssim, own), v)
+
+    def _render_vjp(self, renderer: PointRenderer, patch: Patch, table: ArrayTable, outputs: Outputs,
+                    v_outputs: OutputGradients) -> ArrayTable:
+        return renderer.render_vjp(patch, table, outputs, v_outputs)
+
+    def _view_vjp(self, renderer: PointRenderer, shard: ShardUnit, v: int,
+                  returned: Sequence[ArrayTable]) -> ViewGradients:
+        view, rows, splats = shard.unit.views[v], shard.rows[v], shard.splats[v]
+        with self.timer.region("gather"):
+            v_splats = self._summed(self._parts(shard, v, returned), splats.n_rows)
+        with self.timer.region("splat_vjp"):
+            v_points = renderer.splat_vjp(view, self.store.values, rows, splats, v_splats)
+        with self.timer.region("density"):
+            if isinstance(self.density, GradientDensity):
+                gradient = v_splats["absgrad" if self.density.settings.absgrad else "means2d"]
+                observe(self._device, view, rows, gradient, self.density.views_per_step,
+                        *(self.store.statistics[name] for name in ("grad_sum", "count")))
+        return ViewGradients(rows, v_points)
+
+    def _parts(self, shard: ShardUnit, v: int, returned: Sequence[ArrayTable]) -> list[tuple[Any, ArrayTable]]:
+        """Return the rows, within view ``v``, that each of its patches reads, and their gradients."""
+        numbers, n = shard.unit.patches_of(v), shard.splats[v].n_rows
+        if len(numbers) == 1 or n == 0:
+            return [(None, returned[numbers.start])]
+        offset = sum(t.n_rows for t in shard.splats[:v])
+        return [(shard.own.rows[p] - offset, returned[p]) for p in numbers]
 
     def _summed(self, parts: Iterable[tuple[Any, ArrayTable]], n: int) -> ArrayTable:
         """Return tables of rows, each once in its table, added up in their order; rows None are all of ``n``."""

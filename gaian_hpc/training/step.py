@@ -134,7 +134,7 @@ class SynchronousExecutor:
         exchange, region = self.exchange, self.timer.region
         unit = Unit.of(views, self.settings.patch_size)
         backgrounds = [background_color(self.settings.data.background, self.settings.seed, step, v) for v in views]
-        shard = splat_unit(renderer, self.store.values, self.store.ids, unit, self.timer)
+        shard = self._splat_unit(renderer, unit)
         with region("assign"):
             plan = self._plan(shard)
         with region("exchange"):
@@ -143,11 +143,27 @@ class SynchronousExecutor:
             outputs = [renderer.render(unit.patches[p.index], p.table) for p in patches]
         results, sums = self._loss(renderer, unit, plan, patches, outputs, backgrounds, n_views)
         with region("render_vjp"):
-            v_splats = [splat_gradients(renderer, unit.patches[p.index], p.table, o, result.v_outputs)
+            v_splats = [self._render_vjp(renderer, unit.patches[p.index], p.table, o, result.v_outputs)
                         for p, o, result in zip(patches, outputs, results, strict=True)]
         with region("exchange"):
             returned = exchange.reverse(plan, patches, v_splats)
         return [self._view_vjp(renderer, shard, v, returned) for v in range(len(views))], sums
+
+    # What a GPU does in its own way (see gaian_hpc.training.cuda).
+
+    def _splat_unit(self, renderer: PointRenderer, unit: Unit) -> ShardUnit:
+        return splat_unit(renderer, self.store.values, self.store.ids, unit, self.timer)
+
+    def _composed(self, renderer: PointRenderer, outputs: Outputs, background: np.ndarray) -> np.ndarray:
+        return composed(renderer, outputs, background)
+
+    def _patch_loss(self, renderer: PointRenderer, patch: Patch, canvas: np.ndarray, outputs: Outputs,
+                    picture: Picture, background: np.ndarray, n_views: int) -> PatchResult:
+        return patch_loss(renderer, patch, canvas, outputs, picture, background, self.settings, n_views, self.timer)
+
+    def _render_vjp(self, renderer: PointRenderer, patch: Patch, table: ArrayTable, outputs: Outputs,
+                    v_outputs: OutputGradients) -> ArrayTable:
+        return splat_gradients(renderer, patch, table, outputs, v_outputs)
 
     def _after_update(self, step: int, lr_means: float) -> None:
         self.density.after_update(self.store, step, lr_means)
@@ -167,7 +183,7 @@ class SynchronousExecutor:
         """Collective. Return the losses of the patches rendered here, and their sums, (P, 3) float64."""
         sums = np.zeros((len(unit.patches), 3))
         with self.timer.region("pixels"):
-            images = {p.index: composed(renderer, o, backgrounds[unit.view_of(p.index)])
+            images = {p.index: self._composed(renderer, o, backgrounds[unit.view_of(p.index)])
                       for p, o in zip(patches, outputs, strict=True)}
         with self.timer.region("margins"):
             canvases = exchange_margins(self.exchange, plan, unit, images, loss_planes(renderer),
@@ -177,8 +193,8 @@ class SynchronousExecutor:
             patch = unit.patches[p.index]
             with self.timer.region("pixels"):
                 picture = self.pictures.get(patch.view.index)
-            results.append(patch_loss(renderer, patch, canvases[p.index], o, picture,
-                                      backgrounds[unit.view_of(p.index)], self.settings, n_views, self.timer))
+            results.append(self._patch_loss(renderer, patch, canvases[p.index], o, picture,
+                                            backgrounds[unit.view_of(p.index)], n_views))
             sums[p.index] = results[-1].sums
         return results, sums
 

@@ -116,7 +116,8 @@ class Trainer:
             self.exchange = make_exchange(self.world, self.renderer, settings,
                                           self.device if self._is_on_device else None)
         horizon = settings.horizon or settings.steps
-        self.optimizer = self._make_optimizer(horizon)
+        resident = self.device if self._is_on_device else None
+        self.optimizer = make_optimizer(self.renderer, settings, scene.extent, horizon, resident)
         self.timer = DeviceTimer(self.device) if self._is_on_device else PhaseTimer()
         self._seen = (0.0, 0.0)
         self.fingerprint = scene_fingerprint(scene)
@@ -151,15 +152,6 @@ class Trainer:
         s = self.settings
         sharded = s.mode == "sharded" or self.world.size == 1
         return self.device is not None and sharded and s.sync == "barrier"
-
-    def _make_optimizer(self, horizon: int) -> Adam:
-        parts = (self.renderer.attributes, self.settings.optimizer, self.scene.extent, horizon,
-                 self.settings.views_per_step)
-        if not self._is_on_device:
-            return Adam(*parts)
-        from .cuda import DeviceAdam
-
-        return DeviceAdam(self.device, *parts)
 
     def _warn_of_hidden_colors(self) -> None:
         """Collective. Say so if start points come with view-dependent colours that the first steps leave out."""
@@ -212,11 +204,7 @@ class Trainer:
         if self.settings.sync == "barrier":
             if replicated and size > 1:
                 return ReplicatedExecutor(*parts)
-            if self._is_on_device:
-                from .cuda import DeviceExecutor
-
-                return DeviceExecutor(self.device, *parts, self.placer.assigner)
-            return SynchronousExecutor(*parts, self.placer.assigner)
+            return barrier_executor(self.device if self._is_on_device else None, *parts, self.placer.assigner)
         ring = (self.settings.pipeline.window_mb << 20) // self.world.size
         channels = stack.enter_context(Channels(self.world, ring, self.exchange.ledger,
                                                 self.settings.pipeline.progress))
@@ -351,6 +339,26 @@ def make_exchange(world: World, renderer: PointRenderer, settings: Settings, dev
     from ..distributed.device import DeviceExchange
 
     return DeviceExchange(device, settings.exchange.gpu, *parts)
+
+
+def make_optimizer(renderer: PointRenderer, settings: Settings, extent: float, horizon: int,
+                   device: Device | None = None) -> Adam:
+    """Return the optimizer of a run, of points on ``device`` if one is given."""
+    parts = (renderer.attributes, settings.optimizer, extent, horizon, settings.views_per_step)
+    if device is None:
+        return Adam(*parts)
+    from .cuda import DeviceAdam
+
+    return DeviceAdam(device, *parts)
+
+
+def barrier_executor(device: Device | None, *parts: Any) -> SynchronousExecutor:
+    """Return what runs units one after the other, its points on ``device`` if one is given."""
+    if device is None:
+        return SynchronousExecutor(*parts)
+    from .cuda import DeviceExecutor
+
+    return DeviceExecutor(device, *parts)
 
 
 def make_sampler(scene: Scene, settings: Settings, renderer: PointRenderer, homes: np.ndarray) -> EpochSampler:

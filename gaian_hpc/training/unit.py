@@ -89,6 +89,8 @@ def splat_unit(renderer: PointRenderer, points: ArrayTable, ids: np.ndarray, uni
                candidates: np.ndarray | None = None) -> ShardUnit:
     """Cull and splat a shard's points for every view of a unit, and find the splats that reach each patch.
 
+    On the host; :func:`gaian_hpc.training.cuda.splat_unit` does it on a GPU.
+
     Parameters
     ----------
     renderer : PointRenderer

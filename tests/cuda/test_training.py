@@ -1,5 +1,6 @@
 """Whole training steps with the cuda backend's own code, its kernels run on the CPU, against the cpu backend."""
 
+import json
 import shutil
 from pathlib import Path
 
@@ -12,11 +13,14 @@ from gaian_hpc.backends import cuda
 from gaian_hpc.data.scene import load_scene
 from gaian_hpc.data.synthetic import write_city
 from gaian_hpc.errors import BackendError
+from gaian_hpc.jobs.bench import run_bench_step
+from gaian_hpc.jobs.evaluate import run_evaluate
+from gaian_hpc.jobs.render import run_render
 from gaian_hpc.renderers.base import OutputGradients
 from gaian_hpc.renderers.gaussian3d import Gaussian3D
 from gaian_hpc.training.densify.default import GradientDensity
 from tests.cuda.emulation.device import DeviceArray, EmulatedDevice, StrictCupy, emulated_device
-from tests.unit.runs import edits_of, metrics_of, train
+from tests.unit.runs import edits_of, make_settings, metrics_of, train
 
 MAP_LOSSES = {"normal_from": 0, "distortion_weight": 1.0}
 FIXED = {"steps": 50, "horizon": 50, "densify.strategy": "none"}
@@ -31,7 +35,7 @@ def city(tmp_path_factory) -> Path:
 def train_on(backend: str, monkeypatch, scene: Path, run: Path, changes: dict, options: dict | None = None):
     """Train with the kernels of a backend; those of cuda on the CPU."""
     monkeypatch.setattr(cuda, "visible_devices", lambda: ("emulated",))
-    monkeypatch.setattr(cuda, "open_device", lambda number, **settings: emulated_device(**settings))
+    monkeypatch.setattr(cuda, "open_device", lambda number=0, **settings: emulated_device(**settings))
     return train(scene, run, {**changes, "backend": backend}, options)
 
 
@@ -177,7 +181,7 @@ def test_a_step_returns_only_counts_and_sums(city, tmp_path, monkeypatch, name):
     n_arrays = 1 + sum(len(group) for group in store.columns())
     assert max(fetched[:-n_arrays]) <= 4 * 3 * 20  # a float for each channel and tile of the SSIM maps
     if name == "one patch":
-        assert len(fetched) == 6 * 2 + n_arrays  # the two sums of a loss, and the points once at the end
+        assert len(fetched) == 6 * 3 + n_arrays  # tiles, the two sums of a loss, and the points once at the end
 
 
 def test_an_edit_fetches_only_those_that_may_multiply(city, tmp_path, monkeypatch):
@@ -208,3 +212,17 @@ def test_a_run_goes_on_with_the_bits_of_one_that_never_stopped(city, tmp_path, m
     for name in whole.raw:
         np.testing.assert_array_equal(resumed.raw[name], whole.raw[name])
         np.testing.assert_array_equal(resumed.first_moments[name], whole.first_moments[name])
+
+
+def test_verbs_render_evaluate_and_time_on_the_gpu(city, tmp_path, monkeypatch, capsys):
+    train_on("cuda", monkeypatch, city, tmp_path / "run", {**FIXED, "steps": 5})
+    assert run_render(tmp_path / "run", output=tmp_path / "pictures") == 0
+    assert len(list((tmp_path / "pictures").glob("*.png"))) == 2
+    capsys.readouterr()
+    assert run_evaluate(tmp_path / "run", as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["psnr"] > 5
+    settings = make_settings({"backend": "cuda", "data.cache_mb": 16})
+    assert run_bench_step(city, settings, Gaussian3D.Options(), repeats=2, as_json=True) == 0
+    phases = json.loads(capsys.readouterr().out)["phases_ms"]
+    assert {"cull", "splat", "render", "loss", "render_vjp", "splat_vjp", "update"} <= set(phases)
+    assert all(phases[name] > 0 for name in ("cull", "render", "update"))

@@ -3,8 +3,13 @@
 import pytest
 
 from gaian_hpc.backends import cuda
+from gaian_hpc.data.cache import PictureCache
+from gaian_hpc.data.scene import load_scene
 from gaian_hpc.distributed import device
+from gaian_hpc.distributed.exchange import Exchange
 from gaian_hpc.distributed.world import AgreedError
+from gaian_hpc.evaluation.views import evaluate_views
+from gaian_hpc.renderers.gaussian3d import Gaussian3D
 from tests.cuda.emulation.device import DeviceArray, emulated_device
 from tests.cuda.emulation.module import COMPILER, has_compiler
 from tests.mpi.test_training import result_of, train
@@ -20,7 +25,7 @@ VARIANTS = {"default": {}, "two views in many patches": {"views_per_step": 2, "p
 def emulated_gpus(world, monkeypatch):
     """Give each rank an emulated GPU, and an MPI library that says it takes its pointers."""
     monkeypatch.setattr(cuda, "visible_devices", lambda: tuple(f"emulated {k}" for k in range(world.size)))
-    monkeypatch.setattr(cuda, "open_device", lambda number, **settings: emulated_device(**settings))
+    monkeypatch.setattr(cuda, "open_device", lambda number=0, **settings: emulated_device(**settings))
     monkeypatch.setattr(device, "takes_device_pointers", lambda: True)
 
 
@@ -47,6 +52,20 @@ def test_direct_messages_leave_only_counts_and_sums_to_the_host(world, city, sha
                   before=lambda trainer: fetched.clear()).store
     n_arrays = 1 + sum(len(group) for group in store.columns())
     assert fetched and max(fetched[:-n_arrays]) <= 4 * 3 * 16  # a float for each channel and tile of the SSIM maps
+
+
+def test_test_views_are_rendered_where_the_points_are(world, city, shared_tmp):
+    scores, scene = [], load_scene(city)
+    views = [scene.views[i] for i in scene.test_idx]
+    trainer = train(city, shared_tmp, world, {"backend": "cuda", "steps": 5})
+    values, ids = trainer.store.values, trainer.store.ids
+    on_cpu = Gaussian3D(Gaussian3D.Options(sh_every=8)).at_step(5)
+    with PictureCache(scene, 1 << 24, 0) as pictures:
+        for renderer, exchange in ((trainer.renderer.at_step(5), trainer.exchange), (on_cpu, Exchange(
+                world, on_cpu.splat_fields, on_cpu.gradient_fields))):
+            scores.append(evaluate_views(renderer, values, views, pictures, patch_size=32, ids=ids, exchange=exchange))
+    for mine, theirs in zip(*scores, strict=True):
+        assert mine.psnr == pytest.approx(theirs.psnr, abs=1e-3) and mine.ssim == pytest.approx(theirs.ssim, abs=1e-4)
 
 
 @pytest.mark.parametrize("strategy", ["default", "mcmc"])
