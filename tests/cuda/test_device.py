@@ -12,6 +12,7 @@ from gaian_hpc.renderers import base
 from gaian_hpc.renderers.gaussian3d import Gaussian3D
 from gaian_hpc.renderers.gaussian4d import Gaussian4D
 from tests.cuda.emulation.device import CUPY_NAMES, StrictCupy, emulated_device
+from tests.gpu import timing
 
 KERNEL_FILES = sorted(p.relative_to(kernels_folder()).as_posix() for p in kernels_folder().rglob("*.cu"))
 
@@ -43,6 +44,19 @@ def test_a_gpu_that_cannot_be_used_is_named(monkeypatch, cupy, message):
     with pytest.raises(BackendError, match=message) as error:
         open_device()
     assert "\n" not in str(error.value)
+
+
+def test_the_table_of_times_can_be_made(monkeypatch, capsys):
+    device = emulated_device()
+    runtime = types.SimpleNamespace(getDeviceProperties=lambda number: {"name": b"GPU X"})
+    cuda = types.SimpleNamespace(runtime=runtime, Device=lambda: types.SimpleNamespace(id=0))
+    monkeypatch.setattr(device.xp, "cuda", cuda, raising=False)
+    monkeypatch.setattr(timing, "open_device", lambda: device)
+    for name, value in (("WIDTH", 48), ("HEIGHT", 32), ("REPEATS", 1), ("FOCAL", 35.0)):
+        monkeypatch.setattr(timing, name, value)
+    timing.main(200)
+    table = capsys.readouterr().out
+    assert "GPU X" in table and all(phase in table for phase in ("cull", "patches", "render_vjp", "update", "sum"))
 
 
 @pytest.mark.parametrize(("seen", "numbers"), [

@@ -11,7 +11,7 @@ run(*sys.argv[1].split())
 """
 
 
-@pytest.mark.parametrize("part", ["step", "methods"])
+@pytest.mark.parametrize("part", ["step", "surfels", "others"])
 @pytest.mark.parametrize("sanitizer", ["address", "thread"])
 def test_a_step_is_clean(sanitizer, part):
     done = run_sanitized(sanitizer, f"{sanitizer} {part}", program=PROGRAM)
