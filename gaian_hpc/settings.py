@@ -331,7 +331,7 @@ class Settings:
     method : str
         Name of an installed method.
     backend : str
-        Where kernels run; ``auto`` takes ``cuda`` where it works.
+        Where kernels run; ``auto`` takes ``cuda`` where CuPy is installed and every rank has a GPU.
     deterministic : bool
         Backend ``cuda``: add up gradients in a fixed order, for the same bits in every run, at the cost of memory and
         time. Backend ``cpu`` always does.

@@ -27,7 +27,7 @@ from gaian_hpc.settings import Settings
 from gaian_hpc.timing import PhaseTimer, format_phases
 from gaian_hpc.training.densify import make_density
 from gaian_hpc.training.placer import Placer
-from gaian_hpc.training.start import open_scene, start_points
+from gaian_hpc.training.start import open_scene, resolve_backend, start_points
 from gaian_hpc.training.trainer import barrier_executor, make_exchange, make_optimizer
 
 WARM_UP = 3
@@ -75,7 +75,7 @@ def run_bench_step(scene_path: Path | str, settings: Settings, options: Any, *, 
 def time_steps(world: World, scene_path: Path | str, settings: Settings, options: Any, points: int,
                size: tuple[int, int], repeats: int) -> dict[str, Any]:
     """Collective. Return medians over steps, of the phases over the ranks' means."""
-    d = settings.data
+    d, settings = settings.data, resolve_backend(world, settings)
     scene = open_scene(scene_path, d)
     settings = dataclasses.replace(settings, densify=dataclasses.replace(settings.densify, strategy="none"))
     views = {i: resized(scene.views[i], *size) for i in scene.train_idx.tolist()}

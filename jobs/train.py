@@ -22,7 +22,7 @@ from gaian_hpc.errors import DataError
 from gaian_hpc.evaluation.views import evaluate_views, mean_scores
 from gaian_hpc.log import get_logger, write_text
 from gaian_hpc.settings import Settings
-from gaian_hpc.training.start import open_scene, scene_fingerprint
+from gaian_hpc.training.start import open_scene, resolve_backend, scene_fingerprint
 from gaian_hpc.training.trainer import RunResult, Trainer
 
 RESULTS_NAME = "results.json"
@@ -40,6 +40,7 @@ def run_train(scene_path: Path | str, output: Path | str, settings: Settings, op
             raise DataError(f"{output} is a file; choose another -o, the folder of the run's results")
         scene = open_scene(scene_path, settings.data)
     check_ranks(world, scene, settings, options)
+    settings = resolve_backend(world, settings)
     world.require_same(**{"-o": str(output.resolve()), "--resume": resume})
     trainer = Trainer(scene, output, settings, options, resume=resume, world=world)
     describe(log, world, trainer)

@@ -77,10 +77,13 @@ class Device:
     def _room(self, n_bytes: int) -> Iterator[None]:
         try:
             yield
-        except DeviceMemoryError:
-            raise
-        except MemoryError as error:  # CuPy's is a subclass
+        except self.memory_error as error:
             raise DeviceMemoryError(n_bytes) from error
+
+    @property
+    def memory_error(self) -> type[Exception]:
+        """What an array operation raises where the device has too little memory."""
+        return self.xp.cuda.memory.OutOfMemoryError
 
     def memory(self) -> tuple[int, int]:
         """Return the bytes of memory that arrays could have, and those that there are."""
@@ -94,8 +97,20 @@ class Device:
         return np.frombuffer(self.xp.cuda.alloc_pinned_memory(n_bytes), np.uint8, n_bytes)
 
     def fetch(self, x: Any, out: np.ndarray) -> None:
-        """Copy device array ``x`` to ``out`` on the host, of the same shape and type; done when this returns."""
-        x.get(out=out)
+        """Begin to copy device array ``x`` to ``out`` in memory of :meth:`staging`; done after :meth:`synchronize`."""
+        x.get(out=out, blocking=False)
+
+    def upload(self, x: np.ndarray) -> Any:
+        """Return a copy, on the device, of memory of :meth:`staging`."""
+        out = self.empty(x.shape, x.dtype)
+        if x.size:
+            out.set(x)
+            self.synchronize()  # what x lies in may be given to others
+        return out
+
+    def cumsum(self, x: Any) -> Any:
+        """Return the inclusive sums of (n,) ``x``, of which there may be none, int64."""
+        return self.xp.cumsum(x) if len(x) else self.empty(0, np.int64)
 
     def mark(self) -> Any:
         """Return a mark of this moment in the device's work, for :meth:`seconds`."""
@@ -180,7 +195,7 @@ class KernelFile:
         self._device = device
         self._source = source
         self._plain: Any = None
-        self._instances: dict[str, Any] = {}
+        self._functions: dict[str, Any] = {}
 
     @cached_property
     def _code(self) -> str:
@@ -194,18 +209,20 @@ class KernelFile:
         BackendError
             With the compiler's message, if the file does not compile.
         """
-        if self._plain is not None and all(name in self._instances for name in instances):
+        if self._plain is not None and all(name in self._functions for name in instances):
             return
         module = self._device._compile(self._code, (f"-DWARP_SIZE={self._device.warp}",), instances)
-        self._plain = module
-        self._instances |= {name: module.get_function(name) for name in instances}
+        self._plain = self._plain or module
+        self._functions |= {name: module.get_function(name) for name in instances}
 
     def _function(self, name: str) -> Any:
-        if "<" in name:
-            self.prepare(name)
-            return self._instances[name]
-        self.prepare()
-        return self._plain.get_function(name)
+        if name not in self._functions:
+            if "<" in name:
+                self.prepare(name)
+            else:
+                self.prepare()
+                self._functions[name] = self._plain.get_function(name)
+        return self._functions[name]
 
     def launch(self, name: str, n_blocks: int, *arguments: Any, threads: int = 256) -> None:
         """Launch a kernel over ``n_blocks`` blocks; nothing for none.
@@ -252,7 +269,7 @@ def kernel_source(name: str) -> str:
 
 
 def visible_devices() -> tuple[str, ...]:
-    """Return the PCI addresses of the GPUs that this process sees, in the order of their numbers.
+    """Return what identifies the GPUs, or parts of GPUs, that this process sees, in the order of their numbers.
 
     Raises
     ------
@@ -260,13 +277,21 @@ def visible_devices() -> tuple[str, ...]:
         If CuPy is missing, or there is no GPU.
     """
     cupy = _import_cupy()
-    try:
+    with _usable(cupy):
         n = cupy.cuda.runtime.getDeviceCount()
+        if n == 0:
+            raise BackendError("backend cuda: no GPU is visible here (see CUDA_VISIBLE_DEVICES); use --backend cpu")
+        # Parts of one GPU (MIG) have its PCI address, but a UUID each.
+        return tuple(bytes(cupy.cuda.runtime.getDeviceProperties(k)["uuid"]).hex() for k in range(n))
+
+
+@contextmanager
+def _usable(cupy: Any) -> Iterator[None]:
+    """Turn what CUDA refuses in the block into a BackendError."""
+    try:
+        yield
     except cupy.cuda.runtime.CUDARuntimeError as error:
         raise BackendError(f"backend cuda: no GPU can be used here ({error}); use --backend cpu") from error
-    if n == 0:
-        raise BackendError("backend cuda: no GPU is visible here (see CUDA_VISIBLE_DEVICES); use --backend cpu")
-    return tuple(cupy.cuda.runtime.deviceGetPCIBusId(k) for k in range(n))
 
 
 def choose_device(seen: Sequence[tuple[str, ...]], local_rank: int) -> int:
@@ -308,16 +333,21 @@ def open_device(number: int = 0, *, deterministic: bool = False) -> Device:
     """
     visible_devices()
     cupy = _import_cupy()
-    cupy.cuda.Device(number).use()
-    properties = cupy.cuda.runtime.getDeviceProperties(number)
+    with _usable(cupy):
+        cupy.cuda.Device(number).use()
+        cupy.cuda.runtime.memGetInfo()  # a GPU that another process has for itself refuses here
+        properties = cupy.cuda.runtime.getDeviceProperties(number)
     check_capability(properties["name"].decode(), (properties["major"], properties["minor"]))
 
     def compile(code: str, options: tuple[str, ...], names: tuple[str, ...]) -> Any:
-        module = cupy.RawModule(code=code, options=options, name_expressions=names or None)
         try:
+            module = cupy.RawModule(code=code, options=options, name_expressions=names or None)
             module.compile()
         except cupy.cuda.compiler.CompileException as error:
             raise compile_failure(names, str(error)) from error
+        except (RuntimeError, ImportError, OSError) as error:  # no NVRTC, or a driver that does not know the GPU's code
+            raise BackendError(f"backend cuda: kernels cannot be compiled or loaded here ({error}); install NVRTC with "
+                               "pip install 'gaian_hpc[cuda13]' or [cuda12], as the driver is") from error
         return module
 
     return Device(cupy, compile, properties["warpSize"], deterministic)

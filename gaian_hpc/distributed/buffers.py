@@ -62,4 +62,4 @@ class Buffers:
     def part(self, memory: Any, start: int, n_bytes: int) -> Any:
         """Return the bytes of one received message as the arrays' own kind, from line ``start`` on."""
         data = memory[start * LINE:start * LINE + n_bytes]
-        return data if self._direct else self._place.array(data)
+        return data if self._direct else self._place.upload(data)

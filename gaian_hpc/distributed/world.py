@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 LINE = 64
 """Bytes of the unit that messages are counted in: 2³¹ − 1 of them, the most that a C int counts, are 137 GB."""
 
-ALIGNMENT = 8
+ALIGNMENT = 16
 """Bytes at whose multiples the pieces of a message begin, so that they can be read in place."""
 
 

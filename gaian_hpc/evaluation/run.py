@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -10,9 +11,11 @@ from ..checkpoint.folders import list_checkpoints
 from ..checkpoint.reader import read_checkpoint
 from ..checkpoint.schema import CheckpointState, step_name
 from ..config import settings_from_toml
-from ..errors import DataError
+from ..errors import BackendError, DataError
 from ..renderers.base import PointRenderer, build_renderer
 from ..settings import Settings
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,5 +54,10 @@ def open_run(path: Path | str, step: int | None = None) -> TrainedRun:
         path = known[step_name(step)]
     state = read_checkpoint(path)
     settings, options = settings_from_toml(state.settings, f"settings of {path}")
-    renderer = build_renderer(settings.method, options, settings.backend).at_step(state.step)
-    return TrainedRun(state, settings, renderer)
+    try:
+        renderer = build_renderer(settings.method, options, settings.backend)
+    except BackendError as error:
+        log.warning("%s was trained with backend %s; it is rendered by the cpu, because: %s", path, settings.backend,
+                    str(error).partition("; use --backend")[0].removeprefix(f"backend {settings.backend}: "))
+        renderer = build_renderer(settings.method, options, "cpu")
+    return TrainedRun(state, settings, renderer.at_step(state.step))

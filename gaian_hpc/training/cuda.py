@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from ..arrays import ArrayTable, Patch, View
 from ..backends import cuda as backend
-from ..backends.cuda import Device
+from ..backends.cuda import Device, DeviceMemoryError
 from ..backends.sorting import sort_pairs
 from ..data.images import Picture
 from ..distributed.world import World
@@ -56,6 +57,29 @@ def device_of_rank(world: World, *, deterministic: bool = False) -> Device:
         return backend.open_device(number, deterministic=deterministic)
 
 
+@dataclass(frozen=True, slots=True)
+class PartialSums:
+    """A patch's sums as its blocks left them, on the device.
+
+    Attributes
+    ----------
+    parts : (B,) float32
+        SSIM of ``n_ssim`` blocks, then L1 of the others.
+    n_ssim : int
+    own : float
+        The method's own loss.
+    """
+
+    parts: Any
+    n_ssim: int
+    own: float = 0.0
+
+    def totals(self, parts: np.ndarray) -> tuple[float, float, float]:
+        """Return L1, SSIM and the method's own loss from ``parts`` on the host."""
+        return (float(parts[self.n_ssim:].sum(dtype=np.float64)), float(parts[:self.n_ssim].sum(dtype=np.float64)),
+                self.own)
+
+
 def region_loss(device: Device, x: Any, y: Any, patch: Patch, ssim_weight: float, mask: Any = None) -> PatchLoss:
     """Return a patch's part of the loss of its view; see :func:`gaian_hpc.training.loss.region_loss`.
 
@@ -66,26 +90,32 @@ def region_loss(device: Device, x: Any, y: Any, patch: Patch, ssim_weight: float
     mask : (h, w) bool on the device, optional
         Pixels that count.
     """
+    sums, v_image = begin_loss(device, x, y, patch, ssim_weight, mask)
+    l1, ssim, _ = sums.totals(device.host(sums.parts))
+    return PatchLoss(l1, ssim, v_image)
+
+
+def begin_loss(device: Device, x: Any, y: Any, patch: Patch, ssim_weight: float,
+               mask: Any = None) -> tuple[PartialSums, Any]:
+    """Return the sums and the gradient (3, h, w) of :func:`region_loss` without waiting for them."""
     region, kernels = Region.of(patch), device.kernels(LOSS)
     if mask is not None:
         x, y = x * mask, y * mask
     channels, height, width = x.shape
     map_size = (patch.height + 2 * RADIUS, patch.width + 2 * RADIUS)
-    maps = device.empty((3, channels, *map_size))
-    ssim = device.empty(channels * _n_tiles(*map_size))
+    n_ssim, n_l1 = channels * _n_tiles(*map_size), channels * _n_tiles(patch.height, patch.width)
+    maps, parts = device.empty((3, channels, *map_size)), device.empty(n_ssim + n_l1)
     whole, n = (np.int32(height), np.int32(width)), 3.0 * patch.view.width * patch.view.height
-    kernels.launch("ssim_maps", len(ssim), x, y, *whole, np.int32(region.top - RADIUS),
+    kernels.launch("ssim_maps", n_ssim, x, y, *whole, np.int32(region.top - RADIUS),
                    np.int32(region.left - RADIUS), np.int32(map_size[0]), np.int32(map_size[1]), np.int32(channels),
-                   maps, ssim)
+                   maps, parts[:n_ssim])
     v_image = device.empty((channels, patch.height, patch.width))
-    l1 = device.empty(channels * _n_tiles(patch.height, patch.width))
-    kernels.launch("loss_gradient", len(l1), x, y, *whole, np.int32(region.top), np.int32(region.left),
+    kernels.launch("loss_gradient", n_l1, x, y, *whole, np.int32(region.top), np.int32(region.left),
                    np.int32(patch.height), np.int32(patch.width), np.int32(channels), maps,
-                   np.float32((1 - ssim_weight) / n), np.float32(ssim_weight / n), v_image, l1)
+                   np.float32((1 - ssim_weight) / n), np.float32(ssim_weight / n), v_image, parts[n_ssim:])
     if mask is not None:
         v_image *= mask[region.top:region.top + patch.height, region.left:region.left + patch.width]
-    return PatchLoss(float(device.host(l1).sum(dtype=np.float64)), float(device.host(ssim).sum(dtype=np.float64)),
-                     v_image)
+    return PartialSums(parts, n_ssim), v_image
 
 
 def _n_tiles(height: int, width: int) -> int:
@@ -216,10 +246,11 @@ class DeviceExecutor(SynchronousExecutor):
     def _room(self) -> Iterator[None]:
         try:
             yield
-        except MemoryError as error:
+        except (DeviceMemoryError, self._device.memory_error) as error:
             n, (free, total) = max(self.store.n, 1), self._device.memory()
             point = self.store.bytes_per_point()
-            needed = max(total - free + getattr(error, "wanted", 0), n * point)
+            # More than there is, at least by a little where what was asked for is not known.
+            needed = max(total - free + getattr(error, "wanted", 0), n * point, 1.05 * total)
             raise BackendError(
                 f"the GPU's {total / 2**20:,.0f} MiB are too few for {n:,} points of {point} bytes and a step on them; "
                 f"about {int(n * (total / needed)):,} points fit a GPU this way: bound them (--densify.cap), use "
@@ -254,20 +285,28 @@ class DeviceExecutor(SynchronousExecutor):
             mask = None if picture.mask is None else device.array(picture.mask[window])
             target = target_on(device, picture, view, background, window)
         with self.timer.region("loss"):
-            loss = region_loss(device, canvas[:3], target, patch, self.settings.ssim_weight, mask)
-            v_image = loss.v_image / np.float32(n_views)
+            sums, v_image = begin_loss(device, canvas[:3], target, patch, self.settings.ssim_weight, mask)
+            v_image = v_image / np.float32(n_views)
             v = OutputGradients(v_image)
             if background.any():
                 v.alpha = -(v_image[0] * background[0] + v_image[1] * background[1] + v_image[2] * background[2])
             if len(canvas) == 3:
-                return PatchResult((loss.l1, loss.ssim, 0.0), v)
+                return PatchResult(sums, v)
             own, v_own = renderer.map_loss(patch, outputs, canvas[3:], (part.columns.start, part.rows.start), mask)
             scale = np.float32(1.0 / (view.width * view.height * n_views))
             if v_own.alpha is not None:
                 v_alpha = scale * v_own.alpha
                 v.alpha = v_alpha if v.alpha is None else v.alpha + v_alpha
             v.maps = {name: scale * x for name, x in (v_own.maps or {}).items()}
-            return PatchResult((loss.l1, loss.ssim, own), v)
+            return PatchResult(replace(sums, own=own), v)
+
+    def _totals(self, results: Sequence[PatchResult]) -> list[tuple[float, float, float]]:
+        if not results:
+            return []
+        with self.timer.region("loss"):
+            parts = self._device.host(self._device.xp.concatenate([r.sums.parts for r in results]))
+            ends = np.cumsum([len(r.sums.parts) for r in results])
+            return [r.sums.totals(part) for r, part in zip(results, np.split(parts, ends[:-1]), strict=True)]
 
     def _render_vjp(self, renderer: PointRenderer, patch: Patch, table: ArrayTable, outputs: Outputs,
                     v_outputs: OutputGradients) -> ArrayTable:
@@ -313,7 +352,7 @@ class DeviceExecutor(SynchronousExecutor):
         xp, read = self._device.xp, self._device.zeros(self.store.n, np.bool_)
         for g in gradients:
             read[g.rows] = True
-        rows, places = xp.flatnonzero(read), xp.cumsum(read) - 1
+        rows, places = xp.flatnonzero(read), self._device.cumsum(read) - 1
         return rows, self._summed(((xp.take(places, g.rows), g.v_points) for g in gradients), len(rows))
 
 

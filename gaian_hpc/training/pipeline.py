@@ -326,7 +326,7 @@ class PipelinedExecutor:
         n = 1 + 2 * len(mine)
         header = message.data[:8 * n].view(np.int64)
         with self.timer.region("exchange"):
-            parts = self.exchange.unpack_splats(message.data[8 * n:], header[1:1 + len(mine)],
+            parts = self.exchange.unpack_splats(message.data[aligned(8 * n):], header[1:1 + len(mine)],
                                                 flight.unit.centers()[mine], id_form(self.store.next_id))
         complete = header[1 + len(mine):].astype(bool)
         flight.rendered.take_splats(message.src, message.part, bool(header[0]), complete, parts)

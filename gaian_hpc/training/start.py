@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
+import importlib.util
+import logging
 from pathlib import Path
 
 import numpy as np
@@ -12,18 +14,39 @@ from ..arrays import Attribute
 from ..checkpoint.ply import GaussianStart, load_start
 from ..checkpoint.reader import rows_of_rank
 from ..data.scene import Scene, load_scene
-from ..errors import DataError, SettingsError
+from ..distributed.world import World
+from ..errors import BackendError, DataError, ExchangeError, SettingsError
 from ..points.init import cloud_from_scene
 from ..points.store import PointStore
-from ..renderers.base import PointRenderer, initial_values, rows_in_view
+from ..renderers.base import PointRenderer, initial_values, renderer_class, rows_in_view
 from ..schedule.graph import ViewTracks
 from ..settings import DataSettings, Settings
+
+log = logging.getLogger(__name__)
 
 # With more points than this, small sets fit their pictures and not the scene: brighton_beach (15 views) at 2,000 steps
 # had 16.95 dB on its test views without a bound, 18.56 dB with one of 64 pixels a point and 19.07 dB with about 128.
 PIXELS_PER_POINT = 128
 
 SAMPLED_POINTS = 20_000  # that stand for tracks where a scene has none
+
+
+def resolve_backend(world: World, settings: Settings) -> Settings:
+    """Collective. Return settings that name a backend: for ``auto`` cuda, where every rank has a GPU, else cpu."""
+    if settings.backend != "auto":
+        return settings
+    mine = hasattr(renderer_class(settings.method), "on_device") and importlib.util.find_spec("cupy") is not None
+    if not all(world.collect(mine)):
+        return dataclasses.replace(settings, backend="cpu")
+    from .cuda import device_of_rank
+
+    try:
+        device_of_rank(world)
+    except (BackendError, ExchangeError) as error:  # on all ranks or none
+        log.info("backend cpu; %s", str(error).partition("; use --backend")[0])
+        return dataclasses.replace(settings, backend="cpu")
+    log.info("backend cuda; --backend cpu is the other")
+    return dataclasses.replace(settings, backend="cuda")
 
 
 def open_scene(path: Path | str, data: DataSettings) -> Scene:

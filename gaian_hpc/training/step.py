@@ -161,6 +161,9 @@ class SynchronousExecutor:
                     picture: Picture, background: np.ndarray, n_views: int) -> PatchResult:
         return patch_loss(renderer, patch, canvas, outputs, picture, background, self.settings, n_views, self.timer)
 
+    def _totals(self, results: Sequence[PatchResult]) -> list[tuple[float, float, float]]:
+        return [result.sums for result in results]
+
     def _render_vjp(self, renderer: PointRenderer, patch: Patch, table: ArrayTable, outputs: Outputs,
                     v_outputs: OutputGradients) -> ArrayTable:
         return splat_gradients(renderer, patch, table, outputs, v_outputs)
@@ -195,7 +198,8 @@ class SynchronousExecutor:
                 picture = self.pictures.get(patch.view.index)
             results.append(self._patch_loss(renderer, patch, canvases[p.index], o, picture,
                                             backgrounds[unit.view_of(p.index)], n_views))
-            sums[p.index] = results[-1].sums
+        for p, totals in zip(patches, self._totals(results), strict=True):
+            sums[p.index] = totals
         return results, sums
 
     def _view_vjp(self, renderer: PointRenderer, shard: ShardUnit, v: int,

@@ -58,6 +58,7 @@ log = logging.getLogger(__name__)
 FREE_SETTINGS = frozenset(("steps", "threads", "log_every", "checkpoint.every", "checkpoint.keep",
                            "checkpoint.compress", "data.cache_mb", "data.prefetch", "exchange.assignment",
                            "exchange.slack", "exchange.host_factor", "exchange.views_in_flight", "exchange.gpu", "sync",
+                           "backend",
                            "mode"))
 FREE_TABLES = ("placement.", "pipeline.")
 
@@ -104,6 +105,9 @@ class Trainer:
         self.scene, self.output, self.settings, self.options = scene, output, settings, options
         self.world = world or World()
         self.device: Device | None = None
+        if settings.exchange.gpu != "auto" and not (settings.backend == "cuda" and self._is_resident):
+            log.warning("exchange.gpu is %s, but messages lie on the host: so they do with backend cpu, with --sync "
+                        "quality and throughput, and with --mode replicated", settings.exchange.gpu)
         if settings.backend == "cuda":
             from .cuda import device_of_rank
 
@@ -148,10 +152,14 @@ class Trainer:
 
     @property
     def _is_on_device(self) -> bool:
-        """Whether points live on a GPU while it trains: with barriers, on one rank or sharded."""
+        """Whether points live on a GPU while it trains."""
+        return self.device is not None and self._is_resident
+
+    @property
+    def _is_resident(self) -> bool:
+        """Whether points lie where they are rendered from: with barriers, on one rank or sharded."""
         s = self.settings
-        sharded = s.mode == "sharded" or self.world.size == 1
-        return self.device is not None and sharded and s.sync == "barrier"
+        return s.sync == "barrier" and (s.mode == "sharded" or self.world.size == 1)
 
     def _warn_of_hidden_colors(self) -> None:
         """Collective. Say so if start points come with view-dependent colours that the first steps leave out."""
@@ -312,6 +320,9 @@ class Trainer:
             if (name in bound or not name.startswith(FREE_TABLES)) and before.get(name, now.get(name)) != now.get(name):
                 raise SettingsError(f"{path}: setting {name} was {before.get(name)!r} and is now {now.get(name)!r}; a "
                                     "run goes on with its own settings, so drop the change or start another run")
+        if (was := before.get("backend")) in ("cpu", "cuda") and was != self.settings.backend:
+            log.warning("the run goes on with backend %s, after %s: its last bits differ from those of a run that "
+                        "stayed", self.settings.backend, was)
         if not before.get("horizon") and before.get("steps") != now.get("steps"):
             raise SettingsError(f"{path}: steps was {before.get('steps')} and is now {now.get('steps')}, but horizon 0 "
                                 "ties the schedules to it; keep steps, or start another run with a horizon of its own")

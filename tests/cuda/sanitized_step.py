@@ -18,7 +18,7 @@ from gaian_hpc.renderers.gaussian2d import Gaussian2D
 from gaian_hpc.renderers.gaussian2d.cuda import CudaGaussian2D
 from gaian_hpc.renderers.gaussian3d import Gaussian3D
 from gaian_hpc.renderers.gaussian4d import Gaussian4D
-from gaian_hpc.settings import DensifySettings
+from gaian_hpc.settings import DensifySettings, OptimizerSettings
 from gaian_hpc.training import cuda
 from gaian_hpc.training.densify.mcmc import MarkovDensity
 from tests.cuda.emulation.device import emulated_device
@@ -53,6 +53,8 @@ def run_step(device: Device) -> None:
     raw = {a.name: a.init(cloud) for a in renderer.attributes}
     store = PointStore(renderer.attributes, raw, np.arange(N_POINTS), N_POINTS)
     store.move(device)
+    adam = cuda.DeviceAdam(device, renderer.attributes, OptimizerSettings(), 1.0, 10)
+    adam.update(store, ids, v_points, 1)
     cuda.shake(device, MarkovDensity(DensifySettings(strategy="mcmc"), 100, 0), store, 1, 0.1)
     for codec in ("fp32", "fp16", "bf16", "int8"):
         unpack(device, pack(device, v_points["means"], rows, codec), len(rows), (3,), codec)

@@ -6,18 +6,24 @@ import types
 import numpy as np
 import pytest
 
+from gaian_hpc.backends import cuda as gpu
 from gaian_hpc.backends.cuda import check_capability, choose_device, kernel_source, kernels_folder, open_device
+from gaian_hpc.distributed.device import passes_test
+from gaian_hpc.distributed.world import World, aligned
 from gaian_hpc.errors import BackendError
 from gaian_hpc.renderers import base
 from gaian_hpc.renderers.gaussian3d import Gaussian3D
 from gaian_hpc.renderers.gaussian4d import Gaussian4D
-from tests.cuda.emulation.device import CUPY_NAMES, StrictCupy, emulated_device
+from gaian_hpc.settings import Settings
+from gaian_hpc.training.start import resolve_backend
+from tests.cuda.emulation.device import CUPY_NAMES, EmulatedMemoryError, StrictCupy, emulated_device
+from tests.cuda.emulation.module import EmulationError
 from tests.gpu import timing
 
 KERNEL_FILES = sorted(p.relative_to(kernels_folder()).as_posix() for p in kernels_folder().rglob("*.cu"))
 
 
-def fake_cupy(n_devices: int, capability: tuple[int, int] = (9, 0)) -> types.SimpleNamespace:
+def fake_cupy(n_devices: int, capability: tuple[int, int] = (9, 0), in_use: bool = False) -> types.SimpleNamespace:
     class CUDARuntimeError(RuntimeError):
         pass
 
@@ -27,10 +33,15 @@ def fake_cupy(n_devices: int, capability: tuple[int, int] = (9, 0)) -> types.Sim
         return n_devices
 
     device = types.SimpleNamespace(use=lambda: None)
-    properties = {"name": b"GPU X", "major": capability[0], "minor": capability[1], "warpSize": 32}
+    properties = {"name": b"GPU X", "major": capability[0], "minor": capability[1], "warpSize": 32, "uuid": b"12"}
+
+    def memory() -> tuple[int, int]:
+        if in_use:
+            raise CUDARuntimeError("cudaErrorDevicesUnavailable: CUDA-capable device(s) is/are busy or unavailable")
+        return 1, 2
     runtime = types.SimpleNamespace(CUDARuntimeError=CUDARuntimeError, getDeviceCount=count,
                                     getDeviceProperties=lambda number: properties,
-                                    deviceGetPCIBusId=lambda number: f"0000:0{number}:00.0")
+                                    memGetInfo=memory)
     return types.SimpleNamespace(cuda=types.SimpleNamespace(runtime=runtime, Device=lambda number: device))
 
 
@@ -38,6 +49,7 @@ def fake_cupy(n_devices: int, capability: tuple[int, int] = (9, 0)) -> types.Sim
     (None, r"needs CuPy: pip install 'gaian_hpc\[cuda13\]'"),
     (fake_cupy(-1), "no GPU can be used here .*insufficient.*--backend cpu"),
     (fake_cupy(0), "no GPU is visible here"),
+    (fake_cupy(1, in_use=True), "no GPU can be used here .*busy or unavailable"),
     (fake_cupy(1, (7, 0)), "GPU X has compute capability 7.0; at least 7.5")])
 def test_a_gpu_that_cannot_be_used_is_named(monkeypatch, cupy, message):
     monkeypatch.setitem(sys.modules, "cupy", cupy)
@@ -77,6 +89,50 @@ def test_the_oldest_architecture_is_taken():
     check_capability("GPU X", (7, 5))
 
 
+@pytest.mark.parametrize(("installed", "seen", "backend"), [
+    (False, ("a",), "cpu"), (True, (), "cpu"), (True, ("a",), "cuda")])
+def test_backend_auto_takes_a_gpu_where_there_is_one(monkeypatch, installed, seen, backend):
+    def visible() -> tuple[str, ...]:
+        if not seen:
+            raise BackendError("backend cuda: no GPU is visible here")
+        return seen
+
+    monkeypatch.setattr("importlib.util.find_spec", lambda name: object() if installed else None)
+    monkeypatch.setattr(gpu, "visible_devices", visible)
+    monkeypatch.setattr(gpu, "open_device", lambda number, **settings: emulated_device(**settings))
+    assert resolve_backend(World(), Settings()).backend == backend
+    assert resolve_backend(World(), Settings(backend="cpu")).backend == "cpu"
+    if backend == "cuda":  # a method of another package, in numpy
+        monkeypatch.setattr("gaian_hpc.training.start.renderer_class", lambda name: object)
+        assert resolve_backend(World(), Settings()).backend == "cpu"
+
+
+def test_test_messages_are_right_on_any_number_of_ranks():
+    class Loopback(World):
+        rank, size = 250, 300
+
+        def alltoall(self, messages, sizes, buffers=None):
+            device = emulated_device()
+            return [device.array(np.full(112, (16 * src + self.rank) % 251, np.uint8)) for src in range(self.size)]
+
+    world = Loopback()
+    assert passes_test(emulated_device(), None, world)
+    world.rank = 16
+    assert passes_test(emulated_device(), None, world)
+
+
+def test_pieces_of_messages_lie_where_kernels_can_read_them():
+    device = emulated_device()
+    bytes_of_message = device.empty(64, np.uint8)
+    boxes = bytes_of_message[8:56].view(np.float32)
+    kernels = device.kernels("training/patches.cu")
+    edges = device.array(np.float32([0, 16]))
+    arguments = (edges, np.int32(1), edges, np.int32(1), device.empty(3, np.int64), device.empty(1, np.uint64))
+    with pytest.raises(EmulationError, match="count_reach: the address of argument 1 is no multiple of 16 bytes"):
+        kernels.over("count_reach", 3, boxes, *arguments)
+    assert aligned(1) % 16 == 0
+
+
 def test_a_kernel_that_does_not_compile_shows_the_log(monkeypatch, tmp_path):
     (tmp_path / "bad.cu").write_text('extern "C" __global__ void k() { undeclared = 1; }\n')
     monkeypatch.setattr("gaian_hpc.backends.cuda.kernels_folder", lambda: tmp_path)
@@ -86,7 +142,7 @@ def test_a_kernel_that_does_not_compile_shows_the_log(monkeypatch, tmp_path):
 
 def test_too_little_memory_says_how_much_and_what_to_change(monkeypatch):
     def full(shape, dtype):
-        raise MemoryError("out of memory")
+        raise EmulatedMemoryError("out of memory")
 
     monkeypatch.setattr(StrictCupy, "empty", staticmethod(full))
     with pytest.raises(BackendError, match=r"no room for 400 MiB more; use smaller patches \(--patch_size\)"):

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ from gaian_hpc.jobs.render import run_render
 from gaian_hpc.renderers.base import OutputGradients
 from gaian_hpc.renderers.gaussian3d import Gaussian3D
 from gaian_hpc.training.densify.default import GradientDensity
-from tests.cuda.emulation.device import DeviceArray, EmulatedDevice, StrictCupy, emulated_device
+from tests.cuda.emulation.device import DeviceArray, EmulatedDevice, EmulatedMemoryError, StrictCupy, emulated_device
 from tests.unit.runs import edits_of, make_settings, metrics_of, train
 
 MAP_LOSSES = {"normal_from": 0, "distortion_weight": 1.0}
@@ -133,7 +134,7 @@ def test_too_many_points_for_the_gpu_tell_how_many_fit(city, tmp_path, monkeypat
     def full(shape, dtype):
         n_calls.append(1)
         if len(n_calls) > 100:
-            raise MemoryError
+            raise EmulatedMemoryError
         return empty(shape, dtype)
 
     monkeypatch.setattr(StrictCupy, "empty", staticmethod(full))
@@ -179,9 +180,9 @@ def test_a_step_returns_only_counts_and_sums(city, tmp_path, monkeypatch, name):
     store = train_on("cuda", monkeypatch, city, tmp_path, {**FIXED, "steps": 6, **changes}, options).store
     assert all(type(x) is np.ndarray for group in store.columns() for x in group.values())
     n_arrays = 1 + sum(len(group) for group in store.columns())
-    assert max(fetched[:-n_arrays]) <= 4 * 3 * 20  # a float for each channel and tile of the SSIM maps
+    assert max(fetched[:-n_arrays]) <= 4 * 3 * 2 * 32  # a float for each view, channel and tile of the loss, and maps'
     if name == "one patch":
-        assert len(fetched) == 6 * 3 + n_arrays  # tiles, the two sums of a loss, and the points once at the end
+        assert len(fetched) == 6 * 2 + n_arrays  # tiles, the sums of a loss, and the points once at the end
 
 
 def test_an_edit_fetches_only_those_that_may_multiply(city, tmp_path, monkeypatch):
@@ -226,3 +227,34 @@ def test_verbs_render_evaluate_and_time_on_the_gpu(city, tmp_path, monkeypatch, 
     phases = json.loads(capsys.readouterr().out)["phases_ms"]
     assert {"cull", "splat", "render", "loss", "render_vjp", "splat_vjp", "update"} <= set(phases)
     assert all(phases[name] > 0 for name in ("cull", "render", "update"))
+
+
+def test_a_run_of_a_gpu_is_rendered_by_the_cpu_where_there_is_none(city, tmp_path, monkeypatch, caplog, capsys):
+    train_on("cuda", monkeypatch, city, tmp_path, {**FIXED, "steps": 3})
+    monkeypatch.undo()
+    monkeypatch.setitem(sys.modules, "cupy", None)
+    assert run_evaluate(tmp_path, as_json=True) == 0
+    assert json.loads(capsys.readouterr().out)["psnr"] > 5
+    assert "was trained with backend cuda; it is rendered by the cpu, because: needs CuPy" in caplog.text.replace(
+        "backend cuda needs CuPy", "needs CuPy")
+    changes = {**FIXED, "steps": 5, "backend": "cpu"}
+    assert train(city, tmp_path, changes, resume=True).step == 5
+    assert "goes on with backend cpu, after cuda" in caplog.text
+
+
+def test_methods_of_arrays_are_those_of_cupy(city, tmp_path, monkeypatch):
+    cupy = pytest.importorskip("cupy")
+    used = set()
+
+    def noted(x, name):
+        used.add(name)
+        return object.__getattribute__(x, name)
+
+    monkeypatch.setattr(DeviceArray, "__getattribute__", noted, raising=False)
+    for strategy in ("default", "mcmc"):
+        train_on("cuda", monkeypatch, city, tmp_path / strategy,
+                 {"densify.strategy": strategy, "patch_size": 32, "views_per_step": 2, "steps": 12})
+    train_on("cuda", monkeypatch, city, tmp_path / "maps", {**FIXED, "steps": 2, "method": "gaussian2d"}, MAP_LOSSES)
+    used -= {"ctypes", "__array_interface__", "__array_struct__"}  # of the stand-in's own
+    assert {"astype", "reshape", "get"} <= used
+    assert not {name for name in used if not hasattr(cupy.ndarray, name)}

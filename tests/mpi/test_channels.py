@@ -48,7 +48,7 @@ def test_a_receiver_that_computes_meanwhile_does_not_hold_up_the_sender_for_good
         pytest.skip("one rank has no others")
     with Channels(world, 1 << 16) as channels:
         if world.rank == 0:
-            channels.post(1, 1, 0, 0, [np.arange(200, dtype=np.uint8)])
+            channels.post(1, 1, 0, 0, [np.arange(208, dtype=np.uint8)])
             while not channels.idle:
                 channels.pump()
         elif world.rank == 1:
@@ -56,7 +56,7 @@ def test_a_receiver_that_computes_meanwhile_does_not_hold_up_the_sender_for_good
             messages = []
             while not messages:
                 messages = channels.pump()
-            assert (messages[0].data == np.arange(200)).all()
+            assert (messages[0].data == np.arange(208)).all()
         world.barrier()
 
 
@@ -70,7 +70,7 @@ def test_bytes_are_counted_by_phase_and_link(world):
         world.barrier()
         channels.pump()
         world.barrier()
-    assert ledger.sent[PHASES.index("splats")].tolist() == [24, 24 * (world.size - 1), 0]
+    assert ledger.sent[PHASES.index("splats")].tolist() == [32, 32 * (world.size - 1), 0]
 
 
 def test_a_window_that_does_not_fit_is_refused_on_all_ranks_with_what_was_asked_for(world):

@@ -8,7 +8,7 @@ import pytest
 from gaian_hpc.checkpoint.reader import latest_checkpoint, open_checkpoint, read_checkpoint
 from gaian_hpc.checkpoint.summary import digest_of_store
 from gaian_hpc.data.scene import load_scene
-from gaian_hpc.renderers.gaussian3d import Options
+from gaian_hpc.renderers.base import renderer_class
 from gaian_hpc.training.journal import METRICS_NAME
 from gaian_hpc.training.trainer import Trainer
 from tests.unit.runs import STEPS, VARIANTS, edits_of, make_settings, metrics_of
@@ -20,7 +20,8 @@ def train(scene, run, world, changes=None, options=None, *, resume=False, before
     """Collective over ``world``. Train, and return the trainer."""
     settings = make_settings(changes or {})
     loaded = load_scene(scene, factor=settings.data.factor, test_every=settings.data.test_every)
-    trainer = Trainer(loaded, run, settings, Options(**{"sh_every": 8, **(options or {})}), resume=resume, world=world)
+    form = renderer_class(settings.method).Options
+    trainer = Trainer(loaded, run, settings, form(**{"sh_every": 8, **(options or {})}), resume=resume, world=world)
     if before:
         before(trainer)
     trainer.run()

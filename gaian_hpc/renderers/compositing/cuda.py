@@ -157,7 +157,7 @@ class DeviceCompositor:
         counts = device.empty(n, np.int64)
         place = (np.int32(n_x), np.int32(n_y), np.int32(patch.x0), np.int32(patch.y0))
         self._file.over(self._count, n, order, table, *place, counts)
-        ends = device.xp.cumsum(counts)
+        ends = device.cumsum(counts)
         n_pairs = int(ends[-1]) if n else 0
         if n_pairs > _MAX_PAIRS:
             raise BackendError(f"a patch of {patch.width} × {patch.height} px meets {n_pairs} tiles of splats; one "

@@ -303,7 +303,12 @@ template<class... A> inline int launch(void (*k)(A...), const unsigned* g, const
   if (!first.empty()) { snprintf(err, errn, "%s", first.c_str()); return 1; }
   return 0;
 }
-template<class... A> inline int arg_sizes(void (*)(A...), int* out) { int i=0; ((out[i++]=(int)sizeof(A)),...); return i; }
+template<class T> inline int alignment_of(T*) { if constexpr (std::is_void_v<T>) return 1; else return (int)alignof(T); }
+template<class T> inline int alignment_of(T) { return 0; }
+// The bytes of each argument, and what the addresses of pointers must be multiples of (0 for other arguments).
+template<class... A> inline int arg_sizes(void (*)(A...), int* out, int* alignments) {
+  int i=0; ((alignments[i]=alignment_of(A{}), out[i++]=(int)sizeof(A)),...); return i;
+}
 template<class T, class U> inline T fetch_op(T* p, U fn) {
   T o, n; __atomic_load(p, &o, __ATOMIC_RELAXED);
   do n = fn(o); while (!__atomic_compare_exchange(p, &o, &n, false, __ATOMIC_RELAXED, __ATOMIC_RELAXED)); return o;

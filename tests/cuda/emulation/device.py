@@ -14,7 +14,7 @@ from .module import FORWARD, EmulatedModule, EmulationError
 class DeviceArray(np.ndarray):
     """An array that stands for one in GPU memory: operations with host arrays are errors, as for CuPy's."""
 
-    def get(self, out: np.ndarray | None = None) -> np.ndarray:
+    def get(self, out: np.ndarray | None = None, blocking: bool = True) -> np.ndarray:
         """Return a copy on the host, in ``out`` if it is given."""
         if out is None:
             return np.array(self, subok=False)
@@ -22,6 +22,12 @@ class DeviceArray(np.ndarray):
             raise ValueError(f"get of {self.dtype}{self.shape} to {out.dtype}{out.shape}")
         out[...] = self.view(np.ndarray)
         return out
+
+    def set(self, x: np.ndarray) -> None:
+        """Copy an array of the host here."""
+        if x.shape != self.shape or x.dtype != self.dtype:
+            raise ValueError(f"set of {self.dtype}{self.shape} from {x.dtype}{x.shape}")
+        self.view(np.ndarray)[...] = x
 
     def __getitem__(self, index):
         _need_device_index(index)
@@ -81,6 +87,8 @@ class StrictCupy:
     @staticmethod
     def cumsum(x) -> DeviceArray:
         _need_device(x)
+        if len(x) == 0:
+            raise ValueError("cumsum of nothing: not known of CuPy")
         return np.cumsum(x.view(np.ndarray)).view(DeviceArray)
 
     @staticmethod
@@ -131,10 +139,15 @@ class StrictCupy:
         return x.view(np.ndarray)[indices.view(np.ndarray)].view(DeviceArray)
 
 
+class EmulatedMemoryError(MemoryError):
+    """What CuPy's OutOfMemoryError is."""
+
+
 class EmulatedDevice(Device):
     """A device whose memory is the host's."""
 
     size = 1 << 40
+    memory_error = EmulatedMemoryError
 
     def synchronize(self) -> None:
         """Do nothing: a kernel has run when its launch returns."""

@@ -84,8 +84,9 @@ class EmulatedKernel:
         self.name = name
         self._launch = getattr(library, f"emu_launch_{index}")
         self._launch.argtypes = [ctypes.c_void_p] * 2 + [ctypes.c_size_t] + [ctypes.c_void_p] * 2 + [ctypes.c_size_t]
-        sizes = (ctypes.c_int * 64)()
-        self._sizes = list(sizes[:getattr(library, f"emu_sizes_{index}")(sizes)])
+        sizes, alignments = (ctypes.c_int * 64)(), (ctypes.c_int * 64)()
+        n = getattr(library, f"emu_sizes_{index}")(sizes, alignments)
+        self._sizes, self._alignments = list(sizes[:n]), list(alignments[:n])
 
     def __call__(self, grid: tuple[int, ...], block: tuple[int, ...], arguments: Sequence, *, shared_mem: int = 0):
         if len(arguments) != len(self._sizes):
@@ -105,6 +106,9 @@ class EmulatedKernel:
         if isinstance(argument, np.ndarray):
             if not argument.flags.c_contiguous:
                 raise EmulationError(f"{self.name}: argument {k} is not contiguous")
+            if argument.size and argument.ctypes.data % max(self._alignments[k], 1):
+                raise EmulationError(f"{self.name}: the address of argument {k} is no multiple of "
+                                     f"{self._alignments[k]} bytes")
             packed, n = ctypes.c_void_p(argument.ctypes.data), 8
         else:
             if not isinstance(argument, np.generic):
@@ -121,7 +125,7 @@ def _host_text(code: str, names: Sequence[str]) -> str:
     for i, name in enumerate(names):
         parts.append(f'extern "C" int emu_launch_{i}(const unsigned* g, const unsigned* t, size_t s, void** a, char* e,'
                      f' size_t n) {{ return cuemu::launch(&{name}, g, t, s, a, e, n); }}\n'
-                     f'extern "C" int emu_sizes_{i}(int*o){{return cuemu::arg_sizes(&{name},o);}}')
+                     f'extern "C" int emu_sizes_{i}(int*o,int*a){{return cuemu::arg_sizes(&{name},o,a);}}')
     parts.append('extern "C" void emu_order(int o){cuemu::g_order=o;}')
     return "\n".join(parts)
 

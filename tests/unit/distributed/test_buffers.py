@@ -52,6 +52,9 @@ class Device:
     def fetch(x, out):
         out[:] = x.data
 
+    def upload(self, data):
+        return self.array(data)
+
     def synchronize(self):
         self.waited += 1
 
@@ -62,7 +65,7 @@ STARTS = np.array([0, 2, 2])
 
 def expected():
     out = np.zeros(3 * LINE, np.uint8)
-    out[:5], out[8:78], out[2 * LINE:2 * LINE + 3] = PIECES[0][0], PIECES[0][1], 9
+    out[:5], out[16:86], out[2 * LINE:2 * LINE + 3] = PIECES[0][0], PIECES[0][1], 9
     return out
 
 

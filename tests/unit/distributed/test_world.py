@@ -51,4 +51,4 @@ def test_counts_of_lines_reach_far_beyond_two_to_the_31_bytes():
 
 
 def test_pieces_begin_at_multiples_of_the_alignment():
-    assert [aligned(n) for n in (0, 1, 8, 9)] == [0, 8, 8, 16]
+    assert [aligned(n) for n in (0, 1, 16, 17)] == [0, 16, 16, 32]
